@@ -7,8 +7,7 @@ use std::{env, error::Error, sync::Arc};
 
 use axum::extract::{Path, State};
 use axum::{Router, http::StatusCode, response::IntoResponse, routing::get};
-use pacegate::{Denied, MemoryStore, PolicySet, SharedLimiter};
-use pacegate_macros::rate_limit;
+use pacegate::{Denied, MemoryStore, PolicySet, SharedLimiter, rate_limit};
 use pacegate_redis::RedisStore;
 
 struct Shop {

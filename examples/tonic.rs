@@ -5,25 +5,17 @@
 
 use std::{env, error::Error};
 
-use http::request::Parts;
-use http_body_util::Full;
 use pacegate::{Limit, Limiter, SharedLimiter};
-use pacegate_http::{Decide, RateLimitLayer, resolve::ClientAddress};
+use pacegate_http::{Decide, RateLimitLayer, resolve::PeerAddress};
 use pacegate_redis::RedisStore;
 use tokio::net::TcpListener;
-use tonic::transport::server::{Server, TcpConnectInfo, TcpIncoming};
+use tonic::transport::server::{Server, TcpIncoming};
 
 pub(crate) async fn serve(
     listener: TcpListener,
     limiter: impl Decide,
 ) -> Result<(), Box<dyn Error>> {
-    let peer = |head: &Parts| {
-        let info = head.extensions.get::<TcpConnectInfo>()?;
-        info.remote_addr().map(|address| address.ip())
-    };
-    let layer = RateLimitLayer::new(limiter)
-        .by(ClientAddress::trusting([]).peer(peer))
-        .with_body(|bytes| tonic::body::Body::new(Full::new(bytes)));
+    let layer = RateLimitLayer::new(limiter).by(PeerAddress::new()).for_tonic();
     let (_, health) = tonic_health::server::health_reporter();
     let server = Server::builder().layer(layer).add_service(health);
     Ok(server.serve_with_incoming(TcpIncoming::from(listener)).await?)

@@ -38,7 +38,7 @@ pub(crate) fn show(command: &Command) -> anyhow::Result<String> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "measures only how long a task takes")]
-fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     let start = Instant::now();
     let done = work();
     (done, start.elapsed())

@@ -25,7 +25,17 @@ pub(crate) fn run(target: Option<&str>) -> anyhow::Result<()> {
     let host = host()?;
     let target = target.unwrap_or(&host);
     cargo(
-        &["build", "--release", "--locked", "--package", "pacegate-cli", "--target", target],
+        &[
+            "build",
+            "--release",
+            "--locked",
+            "--package",
+            "pacegate-cli",
+            "--features",
+            "otlp",
+            "--target",
+            target,
+        ],
         &[],
     )?;
     let program = root().join("target").join(target).join("release/pacegate");
@@ -60,7 +70,10 @@ fn host() -> anyhow::Result<String> {
 
 /// Builds the program for this machine: a program for another one cannot print its completions here.
 fn host_program() -> anyhow::Result<PathBuf> {
-    cargo(&["build", "--release", "--locked", "--package", "pacegate-cli"], &[])?;
+    cargo(
+        &["build", "--release", "--locked", "--package", "pacegate-cli", "--features", "otlp"],
+        &[],
+    )?;
     Ok(root().join("target/release/pacegate"))
 }
 

@@ -7,6 +7,7 @@ mod command;
 mod deny;
 mod dist;
 mod fuzz;
+mod portable;
 mod screen;
 mod servers;
 mod test;
@@ -35,6 +36,7 @@ usage: cargo xtask <task>
   deny                    check licences and sources of dependencies, and advisories where possible
   dist [TARGET]           build a release archive in target/dist [default: for this machine]
   fuzz [--seconds N]      fuzz the parsers, each for N seconds [default: 60]
+  portable                compile the library for other targets and with its oldest compiler
   screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
   servers                 install missing programs that the tests need
   tidy                    check the project rules";
@@ -73,6 +75,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         }
         ["screen", file] => screen::run(Path::new(file)),
         ["servers"] => servers::run(),
+        ["portable"] => portable::run(),
         ["tidy"] => tidy::run(),
         _ => bail!("unknown task `{}`\n\n{USAGE}", args.join(" ")),
     }

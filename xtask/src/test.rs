@@ -1,4 +1,12 @@
-use crate::{command::cargo, fuzz, servers, tidy};
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use crate::{
+    command::{cargo, timed},
+    fuzz, portable, servers, tidy,
+};
 
 /// Number of random histories that the tests try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +27,8 @@ const STEPS: [&str; 4] = [
 /// With a separate target directory, so that its flags do not rebuild everything else.
 const LOOM: &str = "test -p pacegate --lib --target-dir target/loom loom";
 
-/// Time to fuzz each parser.
-const FUZZ_SECONDS: u32 = 60;
+/// Time to fuzz each parser. `cargo xtask fuzz` runs longer.
+const FUZZ_SECONDS: u32 = 20;
 
 /// Installs missing servers, runs all tests, then `tidy`. Stops at the first failure.
 pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
@@ -28,13 +36,42 @@ pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
         Histories::Some => &[],
         Histories::Million => &[("PACEGATE_LONG", "1")],
     };
-    servers::run()?;
+    let mut times = Times::default();
+    times.measure("servers", servers::run)?;
     for step in STEPS {
-        cargo(&words(step), long)?;
+        times.measure(step, || cargo(&words(step), long))?;
     }
-    cargo(&words(LOOM), &[long, &[("RUSTFLAGS", "--cfg pacegate_loom")]].concat())?;
-    fuzz::run(FUZZ_SECONDS)?;
-    tidy::run()
+    let loom = [long, &[("RUSTFLAGS", "--cfg pacegate_loom")]].concat();
+    times.measure("loom", || cargo(&words(LOOM), &loom))?;
+    times.measure("portable", portable::run)?;
+    times.measure("fuzz", || fuzz::run(FUZZ_SECONDS))?;
+    times.measure("tidy", tidy::run)?;
+    Ok(times.print()?)
+}
+
+/// The time that each step took, builds included.
+#[derive(Default)]
+struct Times(Vec<(&'static str, Duration)>);
+
+impl Times {
+    fn measure(
+        &mut self,
+        step: &'static str,
+        run: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let (result, took) = timed(run);
+        self.0.push((step, took));
+        result
+    }
+
+    fn print(&self) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "\nseconds  step")?;
+        for (step, time) in &self.0 {
+            writeln!(out, "{:7}  {step}", time.as_secs())?;
+        }
+        Ok(())
+    }
 }
 
 fn words(step: &str) -> Vec<&str> {

@@ -64,8 +64,8 @@ pub fn serve(subject: &str) -> io::Result<()> {
     })
 }
 
-/// Creates the app. All limits are the same, a burst of a million and one more per microsecond, which denies
-/// nothing; all headers are on.
+/// Creates the app. All apps have the same limit, which denies nothing: a burst of a million, refilled by one unit per
+/// microsecond. All headers are on.
 fn app(subject: &str) -> Option<Router> {
     let bare = Router::new().route("/", get(|| async { "hello" }));
     let limiter = || Limiter::builder().limit("1000000/second token-bucket").build().ok();

@@ -154,8 +154,8 @@ fn start_pacegate() -> io::Result<(Running, Pacegate)> {
     Ok((child, Pacegate { http, grpc, resp }))
 }
 
-/// Finds the addresses of HTTP, gRPC and RESP in the log so far. An address belongs to the first of these
-/// names in its line after the previous address.
+/// Finds the addresses of HTTP, gRPC and RESP in the log so far. The name of the listener is before its address, on
+/// the same line.
 fn listeners(said: &str) -> [Option<String>; 3] {
     let mut found = [None, None, None];
     for line in said.lines() {

@@ -9,8 +9,11 @@ use actix_web::{
 };
 use bytes::Bytes;
 use http::Response;
+use pacegate_http::{IntoDenial, Refusal};
 
-/// The names that are on every response, so that they need not be read anew for each.
+use crate::Incoming;
+
+/// The header names of every response, so that they are parsed only once.
 static NAMES: [HeaderName; 5] = [
     HeaderName::from_static("ratelimit"),
     HeaderName::from_static("ratelimit-policy"),
@@ -19,20 +22,32 @@ static NAMES: [HeaderName; 5] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// A response of the shared part as one of actix-web.
-pub(crate) fn response(response: Response<Bytes>) -> HttpResponse {
-    let (head, body) = response.into_parts();
-    let status = StatusCode::from_u16(head.status.as_u16());
-    let mut built = HttpResponse::new(status.unwrap_or(StatusCode::TOO_MANY_REQUESTS));
-    for (name, value) in &head.headers {
-        if let (Some(name), Ok(value)) = (known(name), HeaderValue::from_bytes(value.as_bytes())) {
-            built.headers_mut().append(name, value);
-        }
+impl IntoDenial<Incoming> for HttpResponse {
+    type Response = Self;
+
+    fn into_denial(self, _: &Refusal) -> Self {
+        self
     }
-    built.set_body(body).map_into_boxed_body()
 }
 
-/// Puts a header of the shared part among those of a response.
+impl IntoDenial<Incoming> for Response<Bytes> {
+    type Response = HttpResponse;
+
+    fn into_denial(self, _: &Refusal) -> HttpResponse {
+        let (head, body) = self.into_parts();
+        let status = StatusCode::from_u16(head.status.as_u16());
+        let mut built = HttpResponse::new(status.unwrap_or(StatusCode::TOO_MANY_REQUESTS));
+        for (name, value) in &head.headers {
+            let value = HeaderValue::from_bytes(value.as_bytes());
+            if let (Some(name), Ok(value)) = (known(name), value) {
+                built.headers_mut().append(name, value);
+            }
+        }
+        built.set_body(body).map_into_boxed_body()
+    }
+}
+
+/// Sets a rate limit header of a response.
 pub(crate) fn insert(headers: &mut HeaderMap, name: &http::HeaderName, value: Bytes) {
     if let (Some(name), Ok(value)) = (known(name), HeaderValue::from_maybe_shared(value)) {
         headers.insert(name, value);

@@ -6,6 +6,9 @@ use pacegate_http::Head;
 
 /// The head of a request, for resolvers and for the closures of [`Rules`](crate::Rules). It is an [`HttpRequest`] that
 /// cannot be cloned, because actix-web must be its only owner while it searches the handler.
+///
+/// It dereferences to [`HttpRequest`], so `path()`, `headers()` and `match_info()` work as in a handler. Extensions
+/// that an outer middleware has set are readable too.
 pub struct Incoming {
     request: HttpRequest,
     /// Cached, because actix-web builds a new string each time.

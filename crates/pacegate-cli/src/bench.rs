@@ -1,24 +1,26 @@
 use std::{
     fs,
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     path::PathBuf,
     process::ExitCode,
     sync::Arc,
     time::Duration,
 };
 
-use anstyle::{AnsiColor, Style};
 use anyhow::{Context, anyhow, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pacegate::{Algorithm, Clock, Limit, SystemClock};
 use serde_json::{Value, json};
 
-use super::Trouble;
-use pacegate_server::config::Environment;
-use pacegate_tools::bench::{
-    BenchReport, Check, Costs, Dialect, KeyDistribution, Length, Load, Ran, Rate, Reading, Rule,
-    Script, Target, Wanted, Windows, check,
+use pacegate_tools::{
+    bench::{
+        BenchReport, Check, Costs, Dialect, KeyDistribution, Length, Load, Ran, Rate, Reading,
+        Rule, Script, Target, Wanted, Windows, check,
+    },
+    parse_duration, parse_period,
 };
+
+use super::{CommandError, decider, print};
 
 /// Measure a rate limiter and check its decisions
 ///
@@ -37,15 +39,15 @@ use pacegate_tools::bench::{
 /// 2 if the measurement failed.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Bench {
     /// Server address: http://HOST:PORT, resp://HOST:PORT (or redis://), or grpc://HOST:PORT
     url: String,
 
     #[command(flatten)]
-    asking: Asking,
+    requests: RequestOptions,
 
     #[command(flatten)]
-    loading: Loading,
+    load: LoadOptions,
 
     /// Number of requests to check; 0 disables the check. Each takes at least 24 bytes of memory
     #[arg(long, value_name = "N", default_value_t = 2_000_000, help_heading = "Checking")]
@@ -57,7 +59,7 @@ pub(super) struct Args {
     windows: Windows,
 
     /// Maximum difference between the server's clock and this one
-    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_duration)]
     #[arg(help_heading = "Checking")]
     skew: Duration,
 
@@ -68,7 +70,7 @@ pub(super) struct Args {
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Requests")]
-struct Asking {
+struct RequestOptions {
     /// Protocol of the server [default: pacegate over HTTP, cl.throttle over RESP, rls over gRPC]
     #[arg(long, value_name = "NAME")]
     dialect: Option<Dialect>,
@@ -125,7 +127,7 @@ struct Asking {
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Load")]
-struct Loading {
+struct LoadOptions {
     /// Number of connections
     #[arg(long, short = 'c', value_name = "N", default_value_t = 50)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
@@ -152,11 +154,11 @@ struct Loading {
     bursts: Option<u64>,
 
     /// Time between bursts
-    #[arg(long, value_name = "TIME", requires = "bursts", value_parser = duration)]
+    #[arg(long, value_name = "TIME", requires = "bursts", value_parser = parse_period)]
     every: Option<Duration>,
 
     /// Length of the measurement
-    #[arg(long, short = 'd', value_name = "TIME", default_value = "10s", value_parser = duration)]
+    #[arg(long, short = 'd', value_name = "TIME", default_value = "10s", value_parser = parse_period)]
     #[arg(conflicts_with = "requests")]
     duration: Duration,
 
@@ -166,7 +168,7 @@ struct Loading {
     requests: Option<u64>,
 
     /// Warm-up time before the measurement [default: 1s]
-    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "requests")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "requests")]
     warm_up: Option<Duration>,
 
     /// Report the CPU time of the server process with this id, if it runs on this machine
@@ -202,54 +204,54 @@ Examples:
     pacegate bench grpc://127.0.0.1:8081 --domain edge -a user \\
       --limit 100/minute --keys zipf:10000,1";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    let (target, limit) = target(args).map_err(|error| {
+pub(super) fn run(args: &Bench) -> Result<ExitCode, CommandError> {
+    let api_key = decider::api_key(args.requests.key_file.as_deref())?;
+    let (target, limit) = target(args, api_key.as_deref()).map_err(|error| {
         let hint = "see pacegate bench --help for examples of each kind of server";
-        Trouble::new(error, "cannot measure", hint)
+        CommandError::new(error, "cannot measure", hint)
     })?;
     let load = load(args);
     let ran = with_progress(&load, &Arc::new(target)).map_err(|error| {
         let hint = "check that the server is running at this address, and see its log";
-        Trouble::new(error, "cannot measure", hint)
+        CommandError::new(error, "cannot measure", hint)
     })?;
     let report = report(args, limit, ran);
-    let tell = if args.json { print_json(&report) } else { print(&report) };
-    tell.map_err(|error| Trouble::output(error, "cannot print the report"))?;
+    let text = if args.json { format!("{}\n", report.json()) } else { report.to_string() };
+    print(text, "cannot print the report")?;
     Ok(ExitCode::from(u8::from(!report.is_clean())))
 }
 
 /// Returns the server and the limit that it has to enforce.
-fn target(args: &Args) -> anyhow::Result<(Target, Limit)> {
-    let asking = &args.asking;
-    let dialect = asking.dialect.or_else(|| Dialect::of(&args.url));
+fn target(args: &Bench, api_key: Option<&str>) -> anyhow::Result<(Target, Limit)> {
+    let requests = &args.requests;
+    let dialect = requests.dialect.or_else(|| Dialect::of(&args.url));
     let limit = limit(args, dialect)?;
-    let costs: Vec<u32> = asking.cost.all();
-    if u64::from(asking.cost.most()) > limit.capacity() {
-        bail!("a cost of {} exceeds the capacity of {limit}", asking.cost.most());
+    let costs: Vec<u32> = requests.cost.all();
+    if u64::from(requests.cost.most()) > limit.capacity() {
+        bail!("a cost of {} exceeds the capacity of {limit}", requests.cost.most());
     }
     let fresh = format!("bench-{:x}-", SystemClock::new().now().as_micros());
-    let prefix = asking.prefix.as_ref().unwrap_or(&fresh);
-    let api_key = api_key(asking)?;
+    let prefix = requests.prefix.as_ref().unwrap_or(&fresh);
     let target = Target::new(&Wanted {
         url: &args.url,
         dialect,
         limit,
-        attribute: asking.attribute.as_deref(),
-        domain: &asking.domain,
-        script: script(asking)?,
-        reading: asking.reply,
+        attribute: requests.attribute.as_deref(),
+        domain: &requests.domain,
+        script: script(requests)?,
+        reading: requests.reply,
         prefix,
         costs: &costs,
-        api_key: api_key.as_deref(),
+        api_key,
     })?;
     Ok((target, limit))
 }
 
-fn limit(args: &Args, dialect: Option<Dialect>) -> anyhow::Result<Limit> {
-    let asking = &args.asking;
-    let declared = asking.attribute.is_some()
+fn limit(args: &Bench, dialect: Option<Dialect>) -> anyhow::Result<Limit> {
+    let requests = &args.requests;
+    let declared = requests.attribute.is_some()
         || matches!(dialect, Some(Dialect::Rls | Dialect::Script | Dialect::Incr));
-    let text = match &asking.limit {
+    let text = match &requests.limit {
         Some(text) => text,
         None if declared && args.check > 0 && dialect != Some(Dialect::Incr) => {
             bail!(
@@ -262,10 +264,10 @@ fn limit(args: &Args, dialect: Option<Dialect>) -> anyhow::Result<Limit> {
     if dialect.is_some_and(Dialect::is_bucket) && limit.algorithm() == Algorithm::FixedWindow {
         limit = limit.with_algorithm(Algorithm::TokenBucket)?;
     }
-    if let Some(algorithm) = asking.algorithm {
+    if let Some(algorithm) = requests.algorithm {
         limit = limit.with_algorithm(algorithm).context("invalid --algorithm")?;
     }
-    if let Some(burst) = asking.burst {
+    if let Some(burst) = requests.burst {
         limit = limit.with_burst(burst).context("invalid --burst")?;
     }
     if limit.algorithm().holds_permits() {
@@ -274,49 +276,38 @@ fn limit(args: &Args, dialect: Option<Dialect>) -> anyhow::Result<Limit> {
     Ok(limit)
 }
 
-fn script(asking: &Asking) -> anyhow::Result<Option<Script>> {
-    let Some(file) = &asking.script else { return Ok(None) };
+fn script(requests: &RequestOptions) -> anyhow::Result<Option<Script>> {
+    let Some(file) = &requests.script else { return Ok(None) };
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    Ok(Some(Script { text, args: asking.args.clone() }))
+    Ok(Some(Script { text, args: requests.args.clone() }))
 }
 
-fn api_key(asking: &Asking) -> anyhow::Result<Option<String>> {
-    match &asking.key_file {
-        Some(file) => {
-            let text = fs::read_to_string(file);
-            let text = text.with_context(|| format!("cannot read {}", file.display()))?;
-            Ok(Some(text.trim().to_owned()))
-        }
-        None => Ok(Environment::process().get("PACEGATE_KEY").filter(|key| !key.is_empty())),
-    }
-}
-
-fn load(args: &Args) -> Load {
-    let loading = &args.loading;
-    let (length, warm_up) = match loading.requests {
+fn load(args: &Bench) -> Load {
+    let load = &args.load;
+    let (length, warm_up) = match load.requests {
         Some(requests) => (Length::Requests(requests), Duration::ZERO),
-        None => (Length::Time(loading.duration), Duration::from_secs(1)),
+        None => (Length::Time(load.duration), Duration::from_secs(1)),
     };
     Load {
-        keys: args.asking.keys,
-        costs: args.asking.cost.clone(),
-        connections: loading.connections as usize,
-        depth: loading.pipeline as usize,
-        threads: loading.threads as usize,
-        rate: rate(loading),
+        keys: args.requests.keys,
+        costs: args.requests.cost.clone(),
+        connections: load.connections as usize,
+        depth: load.pipeline as usize,
+        threads: load.threads as usize,
+        rate: rate(load),
         length,
-        warm_up: loading.warm_up.unwrap_or(warm_up),
+        warm_up: load.warm_up.unwrap_or(warm_up),
         keep: args.check as usize,
-        seed: loading.seed,
-        pid: loading.pid,
+        seed: load.seed,
+        pid: load.pid,
     }
 }
 
-fn rate(loading: &Loading) -> Option<Rate> {
+fn rate(load: &LoadOptions) -> Option<Rate> {
     let second = Duration::from_secs(1);
-    let steady = loading.rate.map(|requests| Rate { requests, time: second, at_once: 1 });
-    let bursts = loading.bursts.zip(loading.every);
+    let steady = load.rate.map(|requests| Rate { requests, time: second, at_once: 1 });
+    let bursts = load.bursts.zip(load.every);
     let bursts = bursts.map(|(size, time)| Rate { requests: size, time, at_once: size });
     steady.or(bursts)
 }
@@ -357,10 +348,10 @@ fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<Ran> {
     Ok(ran)
 }
 
-fn report(args: &Args, limit: Limit, mut ran: Ran) -> BenchReport {
+fn report(args: &Bench, limit: Limit, mut ran: Ran) -> BenchReport {
     let check = (args.check > 0).then(|| {
         let skew = u64::try_from(args.skew.as_micros()).unwrap_or(u64::MAX / 4);
-        let used = args.asking.prefix.is_some();
+        let used = args.requests.prefix.is_some();
         let rule = Rule { limit, windows: args.windows, skew, used };
         let history = &mut ran.record.history;
         let complete = history.full_from().is_none();
@@ -370,11 +361,11 @@ fn report(args: &Args, limit: Limit, mut ran: Ran) -> BenchReport {
 }
 
 /// Returns the parameters of the run, for the report.
-fn asked(args: &Args, limit: Limit) -> Vec<(&'static str, Value)> {
-    let (asking, loading) = (&args.asking, &args.loading);
-    let dialect = asking.dialect.or_else(|| Dialect::of(&args.url)).map_or("", Dialect::name);
+fn asked(args: &Bench, limit: Limit) -> Vec<(&'static str, Value)> {
+    let (requests, load) = (&args.requests, &args.load);
+    let dialect = requests.dialect.or_else(|| Dialect::of(&args.url)).map_or("", Dialect::name);
     let server = args.url.rsplit('@').next().unwrap_or_default();
-    let keys = match asking.keys {
+    let keys = match requests.keys {
         KeyDistribution::Hot => "hot".to_owned(),
         KeyDistribution::Uniform(count) => format!("uniform:{count}"),
         KeyDistribution::Zipf(count, exponent) => format!("zipf:{count},{exponent}"),
@@ -384,42 +375,10 @@ fn asked(args: &Args, limit: Limit) -> Vec<(&'static str, Value)> {
         ("dialect", json!(dialect)),
         ("limit", json!(limit.to_string())),
         ("keys", json!(keys)),
-        ("connections", json!(loading.connections)),
-        ("pipeline", json!(loading.pipeline)),
-        ("rate", json!(loading.rate)),
-        ("bursts", json!(loading.bursts)),
-        ("every", json!(loading.every.map(|time| time.as_secs_f64()))),
+        ("connections", json!(load.connections)),
+        ("pipeline", json!(load.pipeline)),
+        ("rate", json!(load.rate)),
+        ("bursts", json!(load.bursts)),
+        ("every", json!(load.every.map(|time| time.as_secs_f64()))),
     ]
-}
-
-fn print_json(report: &BenchReport) -> io::Result<()> {
-    let mut output = io::stdout().lock();
-    writeln!(output, "{}", report.json()).and_then(|()| output.flush())
-}
-
-fn print(report: &BenchReport) -> io::Result<()> {
-    let mut output = anstream::stdout().lock();
-    write!(output, "{report}")?;
-    if let Some(check) = report.check {
-        let color = if check.is_clean() { AnsiColor::Green } else { AnsiColor::Red };
-        let style = Style::new().fg_color(Some(color.into()));
-        writeln!(output, "\n{:<12}{style}{check}{style:#}", "check")?;
-    }
-    output.flush()
-}
-
-fn duration(text: &str) -> anyhow::Result<Duration> {
-    let wrong = || anyhow!("expected a time such as 10s, 500ms or 2m");
-    let end = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let (number, unit) = text.split_at(end);
-    let number: u32 = number.parse().map_err(|_| wrong())?;
-    let unit = match unit {
-        "us" => Duration::from_micros(1),
-        "ms" => Duration::from_millis(1),
-        "s" => Duration::from_secs(1),
-        "m" => Duration::from_secs(60),
-        "h" => Duration::from_secs(3_600),
-        _ => return Err(wrong()),
-    };
-    unit.checked_mul(number).ok_or_else(wrong)
 }

@@ -9,8 +9,9 @@ use pacegate_server::{LocalError, parse_inline_limits};
 use serde_json::Value;
 
 use super::{
-    Trouble,
-    asking::{self, Asking, Own},
+    CommandError,
+    decider::{self, InlineLimits, RequestArgs},
+    runtime,
 };
 
 /// Check one request: locally, with Redis, or with a server
@@ -23,7 +24,7 @@ use super::{
 /// limit.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Check {
     /// Key to check: a user, an address or any other text
     #[arg(required_unless_present = "attributes", conflicts_with = "attributes")]
     key: Option<String>,
@@ -33,7 +34,7 @@ pub(super) struct Args {
     limits: Vec<String>,
 
     #[command(flatten)]
-    pub(super) asking: Asking,
+    pub(super) request: RequestArgs,
 
     /// Units to charge; 0 checks without charging
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -68,34 +69,30 @@ Examples:
     pacegate check --server http://127.0.0.1:8080 \\
       -a user=alice -a path=/api/export";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Check) -> Result<ExitCode, CommandError> {
     let limits = limits(args)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| {
-        Trouble::new(error, "cannot start", "check the limits for threads and open files")
-    })?;
-    runtime.block_on(decide(args, &limits))
+    runtime()?.block_on(decide(args, &limits))
 }
 
-async fn decide(args: &Args, limits: &[Limit]) -> Result<ExitCode, Trouble> {
-    let judge = args.asking.judge().await?;
-    let own = args.key.as_deref().map(|key| Own { key, limits });
+async fn decide(args: &Check, limits: &[Limit]) -> Result<ExitCode, CommandError> {
+    let decider = args.request.decider().await?;
+    let inline = args.key.as_deref().map(|key| InlineLimits { key, limits });
     let mut output = BufWriter::new(io::stdout().lock());
     let mut code = ExitCode::SUCCESS;
     for time in 1..=args.times {
-        let answer = judge.decide(&args.asking, own, args.cost).await.map_err(|error| {
+        let response = decider.decide(&args.request, inline, args.cost).await.map_err(|error| {
             let hint = match error.downcast_ref() {
                 Some(LocalError::Check(_)) => {
                     "use a smaller cost, or a limit with a burst such as '5/minute burst 20'"
                 }
-                _ => asking::hint(&error, "check that the server is running, and see its log"),
+                _ => decider::hint(&error, "check that the server is running, and see its log"),
             };
-            Trouble::new(error, "cannot decide", hint)
+            CommandError::new(error, "cannot decide", hint)
         })?;
-        code = ExitCode::from(u8::from(answer.value["allowed"] != true));
+        code = ExitCode::from(u8::from(response.value["allowed"] != true));
         match args.json {
-            true => writeln!(output, "{}", answer.text),
-            false => writeln!(output, "{time}: {}", words(&answer.value)),
+            true => writeln!(output, "{}", response.text),
+            false => writeln!(output, "{time}: {}", decision_text(&response.value)),
         }
         .map_err(unwritable)?;
     }
@@ -103,28 +100,28 @@ async fn decide(args: &Args, limits: &[Limit]) -> Result<ExitCode, Trouble> {
     Ok(code)
 }
 
-fn limits(args: &Args) -> Result<Vec<Limit>, Trouble> {
+fn limits(args: &Check) -> Result<Vec<Limit>, CommandError> {
     let hint =
         "expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
     if args.key.is_some() && args.limits.is_empty() {
         let error = anyhow!("a key needs a limit");
-        return Err(Trouble::new(error, "missing --limit", hint));
+        return Err(CommandError::new(error, "missing --limit", hint));
     }
-    if args.key.is_none() && !args.asking.has_policies() {
+    if args.key.is_none() && !args.request.has_policies() {
         let error = anyhow!("attributes need policies");
         let hint = "use --config FILE or --server URL";
-        return Err(Trouble::new(error, "cannot check attributes", hint));
+        return Err(CommandError::new(error, "cannot check attributes", hint));
     }
     parse_inline_limits(args.limits.iter().map(String::as_str))
-        .map_err(|error| Trouble::new(error, "invalid --limit", hint))
+        .map_err(|error| CommandError::new(error, "invalid --limit", hint))
 }
 
-fn unwritable(error: io::Error) -> Trouble {
-    Trouble::output(error, "cannot print the decision")
+fn unwritable(error: io::Error) -> CommandError {
+    CommandError::output(error, "cannot print the decision")
 }
 
 /// Formats a decision as text.
-fn words(answer: &Value) -> String {
+fn decision_text(answer: &Value) -> String {
     let Some(limit) = answer["limit"].as_str() else {
         let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
         return format!("{verb}: no limit applies{}", shadow(answer));
@@ -135,13 +132,13 @@ fn words(answer: &Value) -> String {
     };
     let remaining = &answer["remaining"];
     let degraded = if answer["degraded"] == true { ", degraded" } else { "" };
-    let rest = match (answer["allowed"] == true, asking::time(answer, "retry_after")) {
+    let rest = match (answer["allowed"] == true, decider::time(answer, "retry_after")) {
         (true, _) => {
-            let reset = asking::time(answer, "reset_after").unwrap_or_default();
-            format!("resets in {}", asking::short_time(reset))
+            let reset = decider::time(answer, "reset_after").unwrap_or_default();
+            format!("resets in {}", decider::short_time(reset))
         }
         (false, None) => "never admitted".to_owned(),
-        (false, Some(wait)) => format!("retry in {}", asking::short_time(wait)),
+        (false, Some(wait)) => format!("retry in {}", decider::short_time(wait)),
     };
     let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
     format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}{}", shadow(answer))

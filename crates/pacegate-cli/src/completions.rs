@@ -1,17 +1,14 @@
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use super::{Cli, Trouble};
+use super::{Cli, CommandError, print};
 
 /// Generate shell completions
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Completions {
     /// Shell
     shell: Shell,
 }
@@ -28,11 +25,9 @@ Examples:
   fish:
     pacegate completions fish > ~/.config/fish/completions/pacegate.fish";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Completions) -> Result<ExitCode, CommandError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "pacegate", &mut script);
-    io::stdout()
-        .write_all(&script)
-        .map_err(|error| Trouble::output(error, "cannot print the completions"))?;
+    print(String::from_utf8_lossy(&script), "cannot print the completions")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,17 +1,15 @@
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{process::ExitCode, time::Duration};
 
-use anyhow::{Context, anyhow};
 use pacegate_redis::{
     RedisUrl,
     doctor::{self, Level, Options, Report},
 };
-use pacegate_tools::doctor::{ReportText, report_json};
+use pacegate_tools::{
+    doctor::{ReportText, report_json},
+    parse_period,
+};
 
-use super::Trouble;
+use super::{CommandError, print, runtime};
 
 /// Check Redis or Valkey servers for use as a store
 ///
@@ -23,7 +21,7 @@ use super::Trouble;
 /// server could be reached or the address is invalid.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Doctor {
     /// Server address: redis://, rediss://, redis+cluster://, redis+sentinel:// or redis+unix://
     ///
     /// All users of this machine can see the command line. Use PACEGATE_STORE for an address with a password.
@@ -31,7 +29,7 @@ pub(super) struct Args {
     url: String,
 
     /// Deadline of the limiter's calls to the server
-    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = parse_deadline)]
     deadline: Duration,
 
     /// Prefix of the limiter's keys
@@ -47,6 +45,9 @@ pub(super) struct Args {
     strict: bool,
 }
 
+/// Maximum value of `--deadline`.
+const MAX_DEADLINE: Duration = Duration::from_secs(60);
+
 const EXAMPLES: &str = "\
 Examples:
   Check a single server:
@@ -60,35 +61,26 @@ Examples:
     pacegate doctor redis+sentinel://10.0.0.1:26379/mymaster \\
       --strict --json > doctor.json";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Doctor) -> Result<ExitCode, CommandError> {
     let url: RedisUrl = args.url.parse().map_err(|error| {
         let hint = "see pacegate doctor --help for examples of addresses";
-        Trouble::new(error, "invalid address", hint)
+        CommandError::new(error, "invalid address", hint)
     })?;
     let options = Options::default().deadline(args.deadline).prefix(&*args.prefix);
-    let report = examine(&url, &options).map_err(|error| {
-        Trouble::new(error, "cannot start", "check the limits for threads and open files")
-    })?;
+    let report = runtime()?.block_on(doctor::examine(&url, &options));
     let url = url.to_string();
-    let mut output = anstream::stdout().lock();
-    match args.json {
-        true => writeln!(output, "{}", report_json(&url, &report)),
-        false => write!(output, "{}", ReportText { url: &url, report: &report }),
-    }
-    .and_then(|()| output.flush())
-    .map_err(|error| Trouble::output(error, "cannot print the report"))?;
+    let text = match args.json {
+        true => format!("{}\n", report_json(&url, &report)),
+        false => ReportText { url: &url, report: &report }.to_string(),
+    };
+    print(text, "cannot print the report")?;
     Ok(exit_code(&report, args.strict))
-}
-
-fn examine(url: &RedisUrl, options: &Options) -> io::Result<Report> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(doctor::examine(url, options)))
 }
 
 fn exit_code(report: &Report, strict: bool) -> ExitCode {
     let worst_allowed = if strict { Level::Notice } else { Level::Warning };
     if !report.is_reached() {
-        ExitCode::from(super::TROUBLE)
+        ExitCode::from(super::EXIT_ERROR)
     } else if report.worst() > worst_allowed {
         ExitCode::from(1)
     } else {
@@ -96,22 +88,8 @@ fn exit_code(report: &Report, strict: bool) -> ExitCode {
     }
 }
 
-/// Parses a number with a unit, such as `20ms`.
-fn parse_duration(text: &str) -> anyhow::Result<Duration> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let number: u64 =
-        number.parse().context("expected a whole number with a unit, such as 20ms")?;
-    let duration = match unit {
-        "us" => Duration::from_micros(number),
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        _ => {
-            return Err(anyhow!("unknown unit `{unit}`: expected us, ms or s, such as 20ms"));
-        }
-    };
-    if duration.is_zero() {
-        return Err(anyhow!("must be greater than zero, such as 20ms"));
-    }
-    Ok(duration)
+fn parse_deadline(text: &str) -> anyhow::Result<Duration> {
+    let deadline = parse_period(text)?;
+    anyhow::ensure!(deadline <= MAX_DEADLINE, "expected a time of at most 60s, such as 20ms");
+    Ok(deadline)
 }

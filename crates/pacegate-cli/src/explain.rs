@@ -1,14 +1,11 @@
-use std::{
-    fmt::Write as _,
-    io::{self, Write as _},
-    process::ExitCode,
-};
+use std::{fmt::Write as _, process::ExitCode};
 
 use serde_json::Value;
 
 use super::{
-    Trouble,
-    asking::{self, Asking, Judge},
+    CommandError,
+    decider::{self, Decider, RequestArgs},
+    print, runtime,
 };
 
 /// Explain which policies decide a request, and why
@@ -19,9 +16,9 @@ use super::{
 /// Exit codes: 0 if the request would be allowed, 1 if it would be denied, 2 on error.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Explain {
     #[command(flatten)]
-    pub(super) asking: Asking,
+    pub(super) request: RequestArgs,
 
     /// Print one line of JSON
     #[arg(long)]
@@ -41,41 +38,33 @@ Examples:
     pacegate explain --server http://127.0.0.1:8080 \\
       -a ip=203.0.113.7 -a path=/login";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    if !args.asking.has_policies() {
+pub(super) fn run(args: &Explain) -> Result<ExitCode, CommandError> {
+    if !args.request.has_policies() {
         let error = anyhow::anyhow!("no policies given");
         let hint = "use --config FILE or --server URL";
-        return Err(Trouble::new(error, "cannot explain", hint));
+        return Err(CommandError::new(error, "cannot explain", hint));
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| {
-        Trouble::new(error, "cannot start", "check the limits for threads and open files")
-    })?;
-    runtime.block_on(print_explanation(args))
+    runtime()?.block_on(print_explanation(args))
 }
 
-async fn print_explanation(args: &Args) -> Result<ExitCode, Trouble> {
-    let judge = args.asking.judge().await?;
-    let explanation = explanation(&judge, &args.asking).await.map_err(|error| {
-        let hint = asking::hint(&error, "check that the server or the store is running");
-        Trouble::new(error, "cannot explain", hint)
+async fn print_explanation(args: &Explain) -> Result<ExitCode, CommandError> {
+    let decider = args.request.decider().await?;
+    let explanation = explanation(&decider, &args.request).await.map_err(|error| {
+        let hint = decider::hint(&error, "check that the server or the store is running");
+        CommandError::new(error, "cannot explain", hint)
     })?;
     let text = if args.json { format!("{explanation}\n") } else { text_of(&explanation) };
-    let mut output = io::stdout().lock();
-    output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-        .map_err(|error| Trouble::output(error, "cannot print the explanation"))?;
+    print(text, "cannot print the explanation")?;
     Ok(ExitCode::from(u8::from(explanation["allowed"] != true)))
 }
 
-async fn explanation(judge: &Judge, asking: &Asking) -> anyhow::Result<Value> {
-    match judge {
-        Judge::Here(engine) => Ok(engine.explain(&asking.request(0)).await?),
-        Judge::There(client) => {
-            let body = asking::body_of_attributes(asking);
+async fn explanation(decider: &Decider, request: &RequestArgs) -> anyhow::Result<Value> {
+    match decider {
+        Decider::Local(engine) => Ok(engine.explain(&request.to_request(0)).await?),
+        Decider::Server(client) => {
+            let body = decider::body_of_attributes(request);
             let (status, answer) = client.ask("/v1/explain", Some(body)).await?;
-            Ok(asking::understood(status, &answer, &[200], &["allowed", "policies"])?.value)
+            Ok(decider::parse_response(status, &answer, &[200], &["allowed", "policies"])?.value)
         }
     }
 }
@@ -117,9 +106,9 @@ fn covered(text: &mut String, name: &str, policy: &Value) {
     let shadow = if policy["mode"] == "shadow" { ", shadow mode" } else { "" };
     let _ = writeln!(text, "+ {name} matches{instead}{shadow}; key: {whose}");
     for limit in policy["limits"].as_array().into_iter().flatten() {
-        let state = match (limit["allowed"] == true, asking::time(limit, "retry_after")) {
+        let state = match (limit["allowed"] == true, decider::time(limit, "retry_after")) {
             (true, _) => format!("{} remaining", limit["remaining"]),
-            (false, Some(wait)) => format!("exhausted, retry in {}", asking::short_time(wait)),
+            (false, Some(wait)) => format!("exhausted, retry in {}", decider::short_time(wait)),
             (false, None) => "always denies".to_owned(),
         };
         let _ = writeln!(text, "    {}: {state}", shown(&limit["limit"]));

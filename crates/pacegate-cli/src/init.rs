@@ -7,7 +7,7 @@ use std::{
 
 use clap::ValueEnum;
 
-use super::{Trouble, print_line};
+use super::{CommandError, print, print_line};
 
 /// Write a commented configuration file for a common case
 ///
@@ -15,7 +15,7 @@ use super::{Trouble, print_line};
 /// overwritten.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Init {
     /// Use case of the configuration
     case: Case,
 
@@ -56,11 +56,10 @@ impl Case {
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Init) -> Result<ExitCode, CommandError> {
     let (path, text) = (&args.output, args.case.text());
     if path.as_os_str() == "-" {
-        let written = io::stdout().write_all(text.as_bytes());
-        written.map_err(|error| Trouble::output(error, "cannot print the file"))?;
+        print(text, "cannot print the file")?;
         return Ok(ExitCode::SUCCESS);
     }
     create(path, text).map_err(|error| {
@@ -71,7 +70,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
             _ => "choose a file in a writable folder",
         };
         let error = anyhow::Error::from(error).context(path.display().to_string());
-        Trouble::new(error, "cannot write the file", hint)
+        CommandError::new(error, "cannot write the file", hint)
     })?;
     print_line(format_args!("wrote {}; run it with: pacegate serve {0}", path.display()));
     Ok(ExitCode::SUCCESS)

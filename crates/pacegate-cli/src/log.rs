@@ -6,9 +6,15 @@ use anyhow::anyhow;
 use clap::ValueEnum;
 use pacegate_server::{Exporter, Logging};
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::{EnvFilter, Layer, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use tracing_subscriber::{
+    Layer,
+    filter::{ParseError, Targets},
+    fmt,
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
-use super::Trouble;
+use super::CommandError;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct LogArgs {
@@ -46,21 +52,23 @@ const LIBRARIES: &str = "h2=error,hyper=error,rustls=error";
 pub(super) fn start(
     args: &LogArgs,
     deployment: Option<Logging>,
-) -> Result<Option<Exporter>, Trouble> {
+) -> Result<Option<Exporter>, CommandError> {
     let level = args.level.as_deref().or(deployment.map(|it| it.level)).unwrap_or("info");
     let unusable = |error: anyhow::Error| {
         let hint =
             "expected error, warn, info or debug, or a list such as info,pacegate_server=debug";
-        Trouble::new(error, "invalid --log", hint)
+        CommandError::new(error, "invalid --log", hint)
     };
     if let Some(stray) = stray(level) {
         return Err(unusable(anyhow!("invalid level `{stray}`")));
     }
-    let filter = EnvFilter::try_new(format!("{LIBRARIES},{level}"))
-        .map_err(|error| unusable(error.into()))?;
+    let filter: Targets = format!("{LIBRARIES},{level}")
+        .parse()
+        .map_err(|error: ParseError| unusable(error.into()))?;
     let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
     let exporter = exporter.transpose().map_err(|error| {
-        Trouble::new(error, "invalid --traces", "expected a URL such as http://127.0.0.1:4318")
+        let hint = error.hint();
+        CommandError::new(error, "cannot send traces", hint)
     })?;
     let events = fmt::layer().with_writer(io::stderr);
     let theirs = deployment.filter(|it| it.json).map_or(Format::Text, |_| Format::Json);
@@ -78,7 +86,7 @@ pub(super) fn start(
     };
     started.map_err(|error| {
         let hint = "please report this bug";
-        Trouble::new(anyhow!(error), "cannot start the log", hint)
+        CommandError::new(anyhow!(error), "cannot start the log", hint)
     })?;
     Ok(exporter)
 }
@@ -86,7 +94,7 @@ pub(super) fn start(
 /// Returns the first word that is not a level, such as a misspelt one. The filter would treat it as a module name and
 /// disable all other modules.
 fn stray(filter: &str) -> Option<&str> {
-    let mut words = filter.split(',').map(str::trim).filter(|word| !word.contains(['=', '[']));
+    let mut words = filter.split(',').map(str::trim).filter(|word| !word.contains('='));
     words.find(|word| !word.is_empty() && word.parse::<LevelFilter>().is_err())
 }
 

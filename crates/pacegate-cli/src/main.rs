@@ -1,10 +1,11 @@
 //! The program `pacegate`: one file per command.
 
-mod asking;
 mod bench;
 mod check;
 mod completions;
+mod decider;
 mod doctor;
+mod error;
 mod explain;
 mod init;
 mod log;
@@ -14,7 +15,6 @@ mod schema;
 mod serve;
 mod simulate;
 mod top;
-mod trouble;
 mod validate;
 
 use std::{
@@ -26,9 +26,10 @@ use std::{
 };
 
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+use tokio::runtime::Runtime;
 
-use self::trouble::Trouble;
-use pacegate_server::config::Environment;
+use self::error::{CommandError, print};
+use pacegate_server::Environment;
 
 /// A rate limiter: server, CLI and tools
 #[derive(Debug, Parser)]
@@ -40,18 +41,18 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Args),
-    Init(init::Args),
-    Check(check::Args),
-    Explain(explain::Args),
-    Top(top::Args),
-    Simulate(simulate::Args),
-    Bench(Box<bench::Args>),
-    Doctor(doctor::Args),
-    Validate(validate::Args),
-    Schema(schema::Args),
-    Completions(completions::Args),
-    Man(man::Args),
+    Serve(serve::Serve),
+    Init(init::Init),
+    Check(check::Check),
+    Explain(explain::Explain),
+    Top(top::Top),
+    Simulate(simulate::Simulate),
+    Bench(Box<bench::Bench>),
+    Doctor(doctor::Doctor),
+    Validate(validate::Validate),
+    Schema(schema::Schema),
+    Completions(completions::Completions),
+    Man(man::Man),
 }
 
 const EXAMPLES: &str = "\
@@ -78,13 +79,13 @@ Examples:
 Run `pacegate COMMAND --help` for the options and examples of a command.";
 
 /// Exit code for errors: the result is neither allowed (0) nor denied (1).
-const TROUBLE: u8 = 2;
+const EXIT_ERROR: u8 = 2;
 
 /// Runs the command given on the command line.
 fn main() -> ExitCode {
-    let command = match parse(words(std::env::args_os())) {
+    let command = match parse(arguments(std::env::args_os())) {
         Ok(command) => command,
-        Err(error) => return explain(&error),
+        Err(error) => return print_help(&error),
     };
     let done = match command {
         Command::Serve(args) => serve::run(&args),
@@ -102,27 +103,27 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        Err(trouble) if trouble.is_output_closed() => ExitCode::SUCCESS,
-        Err(trouble) => {
-            say(trouble);
-            ExitCode::from(TROUBLE)
+        Err(error) if error.is_output_closed() => ExitCode::SUCCESS,
+        Err(error) => {
+            print_error(error);
+            ExitCode::from(EXIT_ERROR)
         }
     }
 }
 
 /// Parses the command line and environment variables. The command line takes precedence.
-fn parse(words: Vec<OsString>) -> Result<Command, clap::Error> {
+fn parse(arguments: Vec<OsString>) -> Result<Command, clap::Error> {
     let mut cli = without_empty_variables(Cli::command());
-    let matches = cli.try_get_matches_from_mut(words)?;
+    let matches = cli.try_get_matches_from_mut(arguments)?;
     let mut command = Cli::from_arg_matches(&matches)?.command;
     let Some((name, matches)) = matches.subcommand() else { return Ok(command) };
-    let settled = match &mut command {
-        Command::Serve(args) => args.settle(matches),
-        Command::Check(args) => args.asking.settle(matches),
-        Command::Explain(args) => args.asking.settle(matches),
+    let resolved = match &mut command {
+        Command::Serve(args) => args.resolve_sources(matches),
+        Command::Check(args) => args.request.resolve_sources(matches),
+        Command::Explain(args) => args.request.resolve_sources(matches),
         _ => Ok(()),
     };
-    if let Err(error) = settled {
+    if let Err(error) = resolved {
         return Err(match cli.find_subcommand_mut(name) {
             Some(own) => error.format(own),
             None => error,
@@ -145,27 +146,37 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
 
 /// Returns the arguments. Deployments of envoyproxy/ratelimit run `/bin/ratelimit` without arguments: under
 /// that name, the program runs the server.
-fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut words: Vec<OsString> = args.collect();
-    let name = words.first().and_then(|name| Path::new(name).file_name());
+fn arguments(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = args.collect();
+    let name = arguments.first().and_then(|name| Path::new(name).file_name());
     if name.is_some_and(|name| name == "ratelimit") {
-        words.insert(1, "serve".into());
+        arguments.insert(1, "serve".into());
     }
-    words
+    arguments
 }
 
 /// Prints the requested help, or the error in the command line.
-fn explain(error: &clap::Error) -> ExitCode {
+fn print_help(error: &clap::Error) -> ExitCode {
     let printed = match error.print() {
         Err(error) => error.kind() == io::ErrorKind::BrokenPipe,
         Ok(()) => true,
     };
-    let asked_for = !error.use_stderr();
-    if asked_for && printed { ExitCode::SUCCESS } else { ExitCode::from(TROUBLE) }
+    let is_help = !error.use_stderr();
+    if is_help && printed { ExitCode::SUCCESS } else { ExitCode::from(EXIT_ERROR) }
+}
+
+/// Creates the Tokio runtime of a command.
+fn runtime() -> Result<Runtime, CommandError> {
+    // Fails only if the process cannot open another file.
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| {
+        let hint = "raise the limit for open files, for example with ulimit -n 4096";
+        CommandError::new(error, "cannot create the event loop", hint)
+    })
 }
 
 /// Prints a message on standard error. Ignores errors, for example if it is closed.
-fn say(message: impl Display) {
+fn print_error(message: impl Display) {
     drop(writeln!(anstream::stderr(), "{message}"));
 }
 

@@ -1,19 +1,17 @@
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::CommandFactory;
-use clap_mangen::Man;
 
-use super::{Cli, Trouble};
+use super::{Cli, CommandError, print};
 
 /// Generate manual pages
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Man {
     /// Command whose page to print [default: pacegate itself]
     command: Option<String>,
 
@@ -30,7 +28,7 @@ Examples:
   Install the manual pages for `man pacegate` and `man pacegate-serve`:
     pacegate man --dir ~/.local/share/man/man1";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Man) -> Result<ExitCode, CommandError> {
     let pages = Pages::new();
     match &args.dir {
         Some(dir) => pages.write(dir)?,
@@ -58,19 +56,20 @@ impl Pages {
         [("pacegate".to_owned(), self.0.clone())].into_iter().chain(commands)
     }
 
-    fn print(&self, command: Option<&str>) -> Result<(), Trouble> {
+    fn print(&self, command: Option<&str>) -> Result<(), CommandError> {
         let named = command.map(|command| format!("pacegate-{command}"));
         let wanted = named.as_deref().unwrap_or("pacegate");
         let Some((_, page)) = self.all().find(|(name, _)| name == wanted) else {
             let error = anyhow::anyhow!("unknown page {wanted}");
             let hint = "use a command from `pacegate --help`";
-            return Err(Trouble::new(error, "cannot print the page", hint));
+            return Err(CommandError::new(error, "cannot print the page", hint));
         };
-        let printed = render(page).and_then(|page| io::stdout().write_all(&page));
-        printed.map_err(|error| Trouble::output(error, "cannot print the page"))
+        let context = "cannot print the page";
+        let page = render(page).map_err(|error| CommandError::output(error, context))?;
+        print(String::from_utf8_lossy(&page), context)
     }
 
-    fn write(&self, dir: &Path) -> Result<(), Trouble> {
+    fn write(&self, dir: &Path) -> Result<(), CommandError> {
         let written = fs::create_dir_all(dir).and_then(|()| {
             self.all().try_for_each(|(name, page)| {
                 fs::write(dir.join(format!("{name}.1")), render(page)?)
@@ -78,7 +77,7 @@ impl Pages {
         });
         written.map_err(|error| {
             let error = anyhow::Error::from(error).context(dir.display().to_string());
-            Trouble::new(
+            CommandError::new(
                 error,
                 "cannot write the manual pages",
                 "check that the directory is writable",
@@ -89,6 +88,6 @@ impl Pages {
 
 fn render(command: clap::Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
-    Man::new(command).render(&mut page)?;
+    clap_mangen::Man::new(command).render(&mut page)?;
     Ok(page)
 }

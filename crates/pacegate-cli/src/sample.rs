@@ -131,7 +131,7 @@ fn typical_value(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pacegate_server::config::{Environment, Settings, read};
+    use pacegate_server::{Environment, Settings, read_config as read};
 
     use super::*;
 

@@ -1,10 +1,8 @@
-use std::{
-    io::{self, Write},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
-use super::Trouble;
-use pacegate_server::config;
+use pacegate_server::{config_reference, config_schema};
+
+use super::{CommandError, print};
 
 /// Print the JSON Schema of the config file
 ///
@@ -13,7 +11,7 @@ use pacegate_server::config;
 /// # yaml-language-server: $schema=pacegate.schema.json
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Schema {
     /// Print the reference as Markdown instead
     #[arg(long)]
     docs: bool,
@@ -27,12 +25,11 @@ Examples:
   Read the reference of all fields:
     pacegate schema --docs | less";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Schema) -> Result<ExitCode, CommandError> {
     let text = match args.docs {
-        true => config::reference(),
-        false => format!("{:#}\n", config::schema()),
+        true => config_reference(),
+        false => format!("{:#}\n", config_schema()),
     };
-    let written = io::stdout().write_all(text.as_bytes());
-    written.map_err(|error| Trouble::output(error, "cannot print the schema"))?;
+    print(text, "cannot print the schema")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,19 +3,17 @@ use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
     process::ExitCode,
-    str::FromStr,
     sync::Arc,
 };
 
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
-    ConfigSource, ListenerId, Overrides, Reloader, Server, StartError,
-    config::{Bind, BindError, Environment},
+    Bind, ConfigSource, Environment, ListenerId, Overrides, Reloader, Server, StartError,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{Trouble, log, print_line, sample::Sample};
+use super::{CommandError, log, print_line, runtime, sample::Sample};
 
 /// Run the server: HTTP, Envoy gRPC and the Redis protocol
 ///
@@ -28,7 +26,7 @@ use super::{Trouble, log, print_line, sample::Sample};
 /// the current configuration. On SIGTERM and SIGINT it answers the requests in flight, then exits.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Serve {
     /// The configuration: a Pacegate or RLaaS file, or files and folders of envoyproxy/ratelimit
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
@@ -50,15 +48,15 @@ pub(super) struct Args {
 
     /// HTTP listener: HOST:PORT, port 0 for a free one, or off
     #[arg(long, value_name = "ADDR", env = "PACEGATE_HTTP")]
-    http: Option<BindText>,
+    http: Option<Bind>,
 
     /// gRPC listener for Envoy
     #[arg(long, value_name = "ADDR", env = "PACEGATE_GRPC")]
-    grpc: Option<BindText>,
+    grpc: Option<Bind>,
 
     /// Listener for Redis clients
     #[arg(long, value_name = "ADDR", env = "PACEGATE_RESP")]
-    resp: Option<BindText>,
+    resp: Option<Bind>,
 
     /// Allow public addresses without TLS and API keys
     #[arg(long, env = "PACEGATE_INSECURE")]
@@ -91,38 +89,16 @@ Examples:
   Replace envoyproxy/ratelimit and keep its files:
     pacegate serve /data/ratelimit/config";
 
-/// `off`, or an address.
-#[derive(Clone, Copy, Debug)]
-struct BindText(Bind);
-
-/// Signals that reload or end the server.
-struct Signals {
-    hangup: Signal,
-    terminate: Signal,
-    interrupt: Signal,
+/// Returns the signals that reload the server, and those that end it: SIGHUP, SIGTERM and SIGINT.
+fn signals() -> io::Result<[Signal; 3]> {
+    let kinds = [SignalKind::hangup(), SignalKind::terminate(), SignalKind::interrupt()];
+    let [hangup, terminate, interrupt] = kinds.map(signal);
+    Ok([hangup?, terminate?, interrupt?])
 }
 
-impl FromStr for BindText {
-    type Err = BindError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.parse()?))
-    }
-}
-
-impl Signals {
-    fn listen() -> io::Result<Self> {
-        Ok(Self {
-            hangup: signal(SignalKind::hangup())?,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-        })
-    }
-}
-
-impl Args {
+impl Serve {
     /// Gives the command line precedence over PACEGATE_CONFIG, and rejects FILE together with --config.
-    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+    pub(super) fn resolve_sources(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         if self.files.is_empty() {
             self.files = std::mem::take(&mut self.config);
         } else if matches.value_source("config") == Some(ValueSource::CommandLine) {
@@ -133,13 +109,9 @@ impl Args {
     }
 }
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| {
-        Trouble::new(error, "cannot start", "check the limits for threads and open files")
-    })?;
+pub(super) fn run(args: &Serve) -> Result<ExitCode, CommandError> {
     let source = source(args);
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         let traces = log::start(&args.log, source.logging())?;
         warn_of_visible_password(args);
         let code = serve(source, args.workers).await;
@@ -152,7 +124,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
 }
 
 /// Warns if the password of the store is on the command line, which all users can read.
-fn warn_of_visible_password(args: &Args) {
+fn warn_of_visible_password(args: &Serve) {
     let is_typed = args.store != Environment::process().get("PACEGATE_STORE");
     let has_password = |url: &String| url.contains('@') || url.contains("password=");
     if is_typed && args.store.as_ref().is_some_and(has_password) {
@@ -163,7 +135,7 @@ fn warn_of_visible_password(args: &Args) {
     }
 }
 
-fn source(args: &Args) -> ConfigSource {
+fn source(args: &Serve) -> ConfigSource {
     let listen = [
         (ListenerId::Http, args.http),
         (ListenerId::Grpc, args.grpc),
@@ -172,38 +144,43 @@ fn source(args: &Args) -> ConfigSource {
     let overrides = Overrides {
         store: args.store.clone(),
         store_file: args.store_file.clone(),
-        listen: listen.into_iter().filter_map(|(id, given)| Some((id, given?.0))).collect(),
+        listen: listen.into_iter().filter_map(|(id, given)| Some((id, given?))).collect(),
         insecure: args.insecure,
     };
     ConfigSource::new(args.files.clone(), overrides).or_file(Path::new(DEFAULT_FILE))
 }
 
-async fn serve(source: ConfigSource, threads: Option<NonZeroUsize>) -> Result<ExitCode, Trouble> {
+async fn serve(
+    source: ConfigSource,
+    threads: Option<NonZeroUsize>,
+) -> Result<ExitCode, CommandError> {
     let settings = source.load().map_err(|error| {
         let hint = "check the file with pacegate validate FILE; see docs/configuration.md";
-        Trouble::new(error, "cannot use the configuration", hint)
+        CommandError::new(error, "cannot use the configuration", hint)
     })?;
     if settings.listen.all_off() {
         let error = anyhow::anyhow!("all listeners are off");
         let hint = "set an address for --http, --grpc or --resp, such as 127.0.0.1:8080";
-        return Err(Trouble::new(error, "cannot serve", hint));
+        return Err(CommandError::new(error, "cannot serve", hint));
     }
     let server = Server::bind(settings).map_err(|error| {
         let hint = hint(&error);
-        Trouble::new(error, "cannot serve", hint)
+        CommandError::new(error, "cannot serve", hint)
     })?;
     let reloader = server.reloader(source);
     // Install the handlers before printing `ready`, because signals may arrive right after it.
-    let signals = Signals::listen().map_err(|error| {
-        Trouble::new(error, "cannot listen for signals", "check the limit for open files")
+    let [hangup, terminate, interrupt] = signals().map_err(|error| {
+        let hint = "raise the limit for open files, for example with ulimit -n 4096";
+        CommandError::new(error, "cannot listen for signals", hint)
     })?;
     server.wait_for_store().await;
     greet(&server);
     tokio::spawn(reloader.clone().watch());
-    tokio::spawn(reload_on_signal(signals.hangup, reloader.clone()));
-    let end = end_signal(signals.terminate, signals.interrupt);
+    tokio::spawn(reload_on_signal(hangup, reloader.clone()));
+    let end = end_signal(terminate, interrupt);
     let clean = server.run(reloader, threads, end).await.map_err(|error| {
-        Trouble::new(error, "cannot serve", "check the limits for threads and open files")
+        let hint = "raise the limits for processes and open files (ulimit -u, ulimit -n)";
+        CommandError::new(error, "cannot start the worker threads", hint)
     })?;
     if !clean {
         tracing::warn!("closed connections that did not drain in time");

@@ -3,22 +3,20 @@ use std::{
     io::{self, BufWriter, IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::anyhow;
 use pacegate::{Algorithm, Limit, Policy, PolicyName, PolicySet};
 use tokio::time::Instant;
 
-use super::Trouble;
-use pacegate_server::{
-    CHART_SCRIPT,
-    config::{Environment, load},
-};
+use super::{CommandError, print};
+use pacegate_server::{CHART_SCRIPT, Environment, load_config};
 use pacegate_tools::{
-    grouped,
+    grouped, parse_period,
     simulate::{
-        Format, Found, Generate, Goal, Kind, Map, Page, Pattern, Place, Progress, Report, Search,
-        Spec, Study, SuggestionReport, Traffic, Variant, Words, span, tryable,
+        Format, Found, Generate, Goal, GoalError, Kind, Map, Page, Pattern, Place, Progress,
+        Report, Search, Spec, Study, SuggestionReport, Traffic, Variant, Words, tryable,
     },
 };
 
@@ -33,27 +31,27 @@ use pacegate_tools::{
 /// zstd. Several logs are merged by time. Reads standard input without a file, or if the file is -.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Simulate {
     /// Logs to replay; - is standard input
     #[arg(value_name = "LOG", conflicts_with = "patterns")]
     files: Vec<PathBuf>,
 
     #[command(flatten)]
-    tried: Tried,
+    limits: LimitOptions,
 
     #[command(flatten)]
-    reading: Reading,
+    logs: LogOptions,
 
     #[command(flatten)]
-    described: Described,
+    patterns: PatternOptions,
 
     #[command(flatten)]
-    telling: Telling,
+    report: ReportOptions,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Limits")]
-struct Tried {
+struct LimitOptions {
     /// Use the policies of this config file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -90,7 +88,7 @@ struct Tried {
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Logs")]
-struct Reading {
+struct LogOptions {
     /// Format of the logs
     #[arg(long, value_enum, default_value_t)]
     format: Format,
@@ -100,13 +98,13 @@ struct Reading {
     maps: Vec<Map>,
 
     /// Maximum time by which lines of one log may be out of order
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = span)]
-    window: u64,
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_period)]
+    window: Duration,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Synthetic traffic")]
-struct Described {
+struct PatternOptions {
     /// Traffic pattern, such as "greedy clients=1000 rate=50/second for=1h"; can be repeated
     #[arg(long = "pattern", value_name = "PATTERN", long_help = PATTERNS)]
     patterns: Vec<Pattern>,
@@ -127,7 +125,7 @@ struct Described {
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Report")]
-struct Telling {
+struct ReportOptions {
     /// Number of keys to list
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
@@ -192,15 +190,15 @@ const START: u64 = 1_767_225_600_000_000;
 const PERIOD_HINT: &str =
     "expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    if let Some(generate) = &args.described.generate {
+pub(super) fn run(args: &Simulate) -> Result<ExitCode, CommandError> {
+    if let Some(generate) = &args.patterns.generate {
         return write_log(args, generate);
     }
-    let mut tried = args.tried.variants()?;
+    let mut tried = args.limits.variants()?;
     let study = args.study(&tried)?;
-    let mut watcher = Watcher::new(&study, args.tried.suggest.is_some());
-    let suggestion = match &args.tried.suggest {
-        Some(text) => Some(args.tried.suggest(text, &study, &mut tried, &mut watcher)?),
+    let mut watcher = Watcher::new(&study, args.limits.suggest.is_some());
+    let suggestion = match &args.limits.suggest {
+        Some(text) => Some(args.limits.suggest(text, &study, &mut tried, &mut watcher)?),
         None => None,
     };
     let build = |(name, policies): (String, Vec<Policy>)| {
@@ -212,12 +210,12 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let span = study.replay(&mut variants, &mut |requests| watcher.show(requests));
     let span = span.map_err(unplayable)?;
     watcher.end(span.seen.requests);
-    let mut report = Report::new(source(args), &span, &variants, args.telling.top);
+    let mut report = Report::new(source(args), &span, &variants, args.report.top);
     if let Some(suggestion) = suggestion {
         report.add_suggestion(suggestion, &variants);
     }
     report.notes.extend(tried.notes);
-    show(&report, &args.telling)?;
+    show(&report, &args.report)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -227,8 +225,8 @@ struct Sets {
     notes: Vec<String>,
 }
 
-impl Tried {
-    fn variants(&self) -> Result<Sets, Trouble> {
+impl LimitOptions {
+    fn variants(&self) -> Result<Sets, CommandError> {
         let Some(config) = &self.config else { return self.limit_variants() };
         let files = std::iter::once(config).chain(&self.against);
         let mut tried = Sets { sets: Vec::new(), notes: Vec::new() };
@@ -245,12 +243,12 @@ impl Tried {
         Ok(tried)
     }
 
-    fn limit_variants(&self) -> Result<Sets, Trouble> {
+    fn limit_variants(&self) -> Result<Sets, CommandError> {
         let limits = match (&*self.limits, &self.suggest) {
             ([], None) => {
                 let error = anyhow!("no limits given");
                 let hint = "use --limit, --config or --suggest";
-                return Err(Trouble::new(error, "cannot simulate", hint));
+                return Err(CommandError::new(error, "cannot simulate", hint));
             }
             ([], Some(_)) => vec![self.period_of_target()],
             (limits, _) => limits.to_vec(),
@@ -258,9 +256,9 @@ impl Tried {
         let mut sets = Vec::new();
         for limit in limits {
             for algorithm in self.algorithms_of(&limit) {
-                let limit = limit
-                    .with_algorithm(algorithm)
-                    .map_err(|error| Trouble::new(error, "invalid --algorithm", PERIOD_HINT))?;
+                let limit = limit.with_algorithm(algorithm).map_err(|error| {
+                    CommandError::new(error, "invalid --algorithm", PERIOD_HINT)
+                })?;
                 sets.push((limit.to_string(), vec![self.policy_of(limit)?]));
             }
         }
@@ -279,7 +277,7 @@ impl Tried {
         }
     }
 
-    fn policy_of(&self, limit: Limit) -> Result<Policy, Trouble> {
+    fn policy_of(&self, limit: Limit) -> Result<Policy, CommandError> {
         let words = self.per.split(',').map(str::trim).filter(|word| !word.is_empty());
         let per: Vec<&str> = words.collect();
         let name = match &*per {
@@ -287,12 +285,16 @@ impl Tried {
             per => format!("per-{}", per.join("-").replace('_', "-")),
         };
         let name = name.parse::<PolicyName>().map_err(|error| {
-            Trouble::new(error, "invalid --per", "expected attributes such as ip or tenant,user")
+            CommandError::new(
+                error,
+                "invalid --per",
+                "expected attributes such as ip or tenant,user",
+            )
         })?;
         if limit.algorithm().holds_permits() {
             let error = anyhow!("traffic does not show when a request ends");
             let hint = "use an algorithm that counts requests";
-            return Err(Trouble::new(error, "cannot simulate concurrency", hint));
+            return Err(CommandError::new(error, "cannot simulate concurrency", hint));
         }
         Ok(Policy::new(name, [limit]).per(per))
     }
@@ -304,14 +306,14 @@ impl Tried {
         study: &Study,
         tried: &mut Sets,
         watcher: &mut Watcher,
-    ) -> Result<SuggestionReport, Trouble> {
-        let unusable = |error: String| {
+    ) -> Result<SuggestionReport, CommandError> {
+        let unusable = |error: anyhow::Error| {
             let hint = "--suggest works with one policy and one algorithm at a time";
-            Trouble::new(anyhow!(error), "cannot use --suggest", hint)
+            CommandError::new(error, "cannot use --suggest", hint)
         };
-        let target: Goal = text.parse().map_err(unusable)?;
+        let target: Goal = text.parse().map_err(|error: GoalError| unusable(error.into()))?;
         let [(name, policies)] = &mut *tried.sets else {
-            return Err(unusable("cannot be combined with a comparison".to_owned()));
+            return Err(unusable(anyhow!("cannot be combined with a comparison")));
         };
         let place = match self.policy {
             Some(name) => policies.iter().position(|policy| policy.name == name),
@@ -319,7 +321,7 @@ impl Tried {
         };
         let place = place.ok_or_else(|| unusable(self.unnamed(policies)))?;
         let like = policies[place].limits.first().copied();
-        let like = like.ok_or_else(|| unusable("the policy has no limit".to_owned()))?;
+        let like = like.ok_or_else(|| unusable(anyhow!("the policy has no limit")))?;
         if let Some(place) = study.read_once() {
             return Err(unplayable(pacegate_tools::simulate::SimulateError::Again(place)));
         }
@@ -336,44 +338,44 @@ impl Tried {
     }
 }
 
-impl Tried {
+impl LimitOptions {
     /// Explains why the policy is ambiguous.
-    fn unnamed(&self, policies: &[Policy]) -> String {
+    fn unnamed(&self, policies: &[Policy]) -> anyhow::Error {
         let names: Vec<String> = policies.iter().map(|policy| policy.name.to_string()).collect();
         let names = names.join(", ");
         match self.policy {
-            Some(name) => format!("unknown policy `{name}`: expected one of {names}"),
-            None => format!("choose a policy with --policy: one of {names}"),
+            Some(name) => anyhow!("unknown policy `{name}`: expected one of {names}"),
+            None => anyhow!("choose a policy with --policy: one of {names}"),
         }
     }
 }
 
-impl Args {
-    fn study(&self, tried: &Sets) -> Result<Study, Trouble> {
+impl Simulate {
+    fn study(&self, tried: &Sets) -> Result<Study, CommandError> {
         let policies = || tried.sets.iter().flat_map(|(_, policies)| policies);
         let first = policies().next().map(|policy| policy.domain.clone());
-        let domain = self.tried.domain.clone().or(first).unwrap_or_default();
+        let domain = self.limits.domain.clone().or(first).unwrap_or_default();
         Ok(Study {
             traffic: self.traffic()?,
             domain,
-            most_keys: self.telling.keys,
+            most_keys: self.report.keys,
             progress: Progress::default(),
         })
     }
 
-    fn traffic(&self) -> Result<Traffic, Trouble> {
-        if !self.described.patterns.is_empty() {
+    fn traffic(&self) -> Result<Traffic, CommandError> {
+        if !self.patterns.patterns.is_empty() {
             let lasting = |pattern: &Pattern| Pattern {
                 length: Some(pattern.usual_length()),
                 ..pattern.clone()
             };
-            let patterns = self.described.patterns.iter().map(lasting).collect();
-            return Ok(Traffic::Patterns(patterns, START, self.described.seed));
+            let patterns = self.patterns.patterns.iter().map(lasting).collect();
+            return Ok(Traffic::Patterns(patterns, START, self.patterns.seed));
         }
         if self.files.is_empty() && io::stdin().is_terminal() {
             let error = anyhow!("no traffic given");
             let hint = "name a log, or use --pattern";
-            return Err(Trouble::new(error, "cannot simulate", hint));
+            return Err(CommandError::new(error, "cannot simulate", hint));
         }
         let mut places: Vec<Place> = self.files.iter().map(|file| (&**file).into()).collect();
         if places.is_empty() {
@@ -381,43 +383,47 @@ impl Args {
         }
         if places.iter().filter(|place| **place == Place::Input).count() > 1 {
             let error = anyhow!("standard input is given twice");
-            return Err(Trouble::new(error, "cannot simulate", "give - once"));
+            return Err(CommandError::new(error, "cannot simulate", "give - once"));
         }
         let mut map = Map::default();
-        self.reading.maps.iter().cloned().for_each(|other| map.extend(other));
-        let Reading { format, window, .. } = self.reading;
+        self.logs.maps.iter().cloned().for_each(|other| map.extend(other));
+        let LogOptions { format, window, .. } = self.logs;
         Ok(Traffic::Logs(Spec { places, format, map, window }))
     }
 }
 
 /// Reads the policies of a file; returns those that can be simulated, and the names of those that cannot.
-fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), Trouble> {
+fn read(file: &Path) -> Result<(Vec<Policy>, Vec<PolicyName>), CommandError> {
     let hint = "check the file with `pacegate validate`";
-    let settings = load(file, &Environment::process().without_secrets())
-        .map_err(|error| Trouble::new(anyhow!("{error}"), "cannot use the policies", hint))?;
+    let settings = load_config(file, &Environment::process().without_secrets())
+        .map_err(|error| CommandError::new(anyhow!("{error}"), "cannot use the policies", hint))?;
     if !settings.written_rules().is_empty() {
         let what = "its rules match descriptors, which logs do not have";
         let error = anyhow!("{} is an envoyproxy/ratelimit file: {what}", file.display());
         let hint = "write a policy with the same limit that uses attributes of the log";
-        return Err(Trouble::new(error, "cannot simulate", hint));
+        return Err(CommandError::new(error, "cannot simulate", hint));
     }
     let (policies, held) = tryable(&settings.effective_policies());
     if policies.is_empty() {
         let error = anyhow!("{} has no policy that can be simulated", file.display());
-        return Err(Trouble::new(error, "cannot simulate", "add one under `policies`"));
+        return Err(CommandError::new(error, "cannot simulate", "add one under `policies`"));
     }
     Ok((policies, held))
 }
 
-fn write_log(args: &Args, generate: &Generate) -> Result<ExitCode, Trouble> {
+fn write_log(args: &Simulate, generate: &Generate) -> Result<ExitCode, CommandError> {
     let unwritable = |error: io::Error| {
-        Trouble::new(error, "cannot write the log", "check free disk space and file permissions")
+        CommandError::new(
+            error,
+            "cannot write the log",
+            "check free disk space and file permissions",
+        )
     };
-    let output: Box<dyn Write> = match &args.described.output {
+    let output: Box<dyn Write> = match &args.patterns.output {
         Some(path) => Box::new(File::create(path).map_err(unwritable)?),
         None => Box::new(io::stdout().lock()),
     };
-    let mut patterns = args.described.patterns.clone();
+    let mut patterns = args.patterns.patterns.clone();
     if patterns.is_empty() {
         // The generated log covers one day, regardless of its number of lines.
         let rate = (generate.lines.max(1), 86_400_000_000);
@@ -425,16 +431,14 @@ fn write_log(args: &Args, generate: &Generate) -> Result<ExitCode, Trouble> {
         patterns.push(Pattern { rate, clients, ..Pattern::new(Kind::Diurnal) });
     }
     let output = BufWriter::with_capacity(1 << 20, output);
-    let written = generate.write(&patterns, START, args.described.seed, output);
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(unwritable(error)),
-        Ok(_) => Ok(ExitCode::SUCCESS),
+    match generate.write(&patterns, START, args.patterns.seed, output) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unwritable(error)),
+        _ => Ok(ExitCode::SUCCESS),
     }
 }
 
-fn source(args: &Args) -> String {
-    match (&*args.files, &*args.described.patterns) {
+fn source(args: &Simulate) -> String {
+    match (&*args.files, &*args.patterns.patterns) {
         ([], []) => "standard input".to_owned(),
         ([], patterns) => {
             let patterns: Vec<String> =
@@ -448,32 +452,30 @@ fn source(args: &Args) -> String {
     }
 }
 
-fn show(report: &Report, telling: &Telling) -> Result<(), Trouble> {
+fn show(report: &Report, options: &ReportOptions) -> Result<(), CommandError> {
     let unwritable = |error: io::Error| {
-        Trouble::new(error, "cannot write the report", "check the output path and its permissions")
+        CommandError::new(
+            error,
+            "cannot write the report",
+            "check the output path and its permissions",
+        )
     };
-    if let Some(path) = &telling.html {
+    if let Some(path) = &options.html {
         let page = Page::new(report, CHART_SCRIPT).map_err(unplayable)?;
         let file = File::create(path).map_err(unwritable)?;
         let mut output = BufWriter::new(file);
         write!(output, "{page}").and_then(|()| output.flush()).map_err(unwritable)?;
     }
-    let mut output = BufWriter::new(anstream::stdout().lock());
-    let written = match telling.json {
-        true => serde_json::to_string(report)
-            .map_err(io::Error::other)
-            .and_then(|text| writeln!(output, "{text}")),
-        false => write!(output, "{}", Words(report)),
+    let text = match options.json {
+        true => serde_json::to_string(report).map_err(unplayable)? + "\n",
+        false => Words(report).to_string(),
     };
-    match written.and_then(|()| output.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unwritable(error)),
-        _ => Ok(()),
-    }
+    print(text, "cannot print the report")
 }
 
-fn unplayable(error: impl Into<anyhow::Error>) -> Trouble {
+fn unplayable(error: impl Into<anyhow::Error>) -> CommandError {
     let hint = "see `pacegate simulate --help` for formats, maps and examples";
-    Trouble::new(error, "cannot simulate", hint)
+    CommandError::new(error, "cannot simulate", hint)
 }
 
 /// Shows progress on a terminal.
@@ -516,7 +518,7 @@ impl Watcher {
     fn end(&self, requests: u64) {
         self.bar.finish_and_clear();
         if io::stderr().is_terminal() && self.started.elapsed().as_secs() >= 1 {
-            super::say(self.rate(requests));
+            super::print_error(self.rate(requests));
         }
     }
 

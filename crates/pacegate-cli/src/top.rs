@@ -1,5 +1,5 @@
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     path::PathBuf,
     process::ExitCode,
     time::Duration,
@@ -7,10 +7,13 @@ use std::{
 
 use anyhow::Context;
 use pacegate_server::Client;
-use pacegate_tools::top::{self, Live, View};
+use pacegate_tools::{
+    parse_duration,
+    top::{self, Live, View},
+};
 use tokio::task::LocalSet;
 
-use super::{Trouble, asking};
+use super::{CommandError, decider, print, runtime};
 
 /// Watch a server live: rates, policies and keys
 ///
@@ -21,7 +24,7 @@ use super::{Trouble, asking};
 /// Press q to quit and ? for help.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Top {
     /// Server URL
     #[arg(value_name = "URL", env = "PACEGATE_SERVER", default_value = "http://127.0.0.1:8080")]
     server: String,
@@ -35,7 +38,7 @@ pub(super) struct Args {
     key_file: Option<PathBuf>,
 
     /// Refresh interval, from 100ms to 60s
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval)]
     interval: Duration,
 
     /// Print the data once as plain text and exit; the default if the output is not a terminal
@@ -61,43 +64,38 @@ Examples:
 const HINT: &str =
     "check the server URL, such as http://127.0.0.1:8080, and that the server is running";
 
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| {
-        Trouble::new(error, "cannot start", "check the limits for threads and open files")
-    })?;
+pub(super) fn run(args: &Top) -> Result<ExitCode, CommandError> {
+    let runtime = runtime()?;
     let done = LocalSet::new().block_on(&runtime, show(args));
     // Do not wait for the thread that reads the terminal, or for a connection.
     runtime.shutdown_background();
     done.map(|()| ExitCode::SUCCESS)
 }
 
-async fn show(args: &Args) -> Result<(), Trouble> {
-    let key = asking::key(args.key_file.as_deref()).map_err(|error| {
-        Trouble::new(error, "cannot read the API key", "write it into the file of --key-file")
-    })?;
+async fn show(args: &Top) -> Result<(), CommandError> {
+    let key = decider::api_key(args.key_file.as_deref())?;
     let client = Client::new(&args.server, args.ca.as_deref(), key);
     let client =
-        client.map_err(|error| Trouble::new(error, "cannot show live statistics", HINT))?;
+        client.map_err(|error| CommandError::new(error, "cannot show live statistics", HINT))?;
     if args.json || args.once || !io::stdout().is_terminal() {
         return once(args, &client).await;
     }
     let view = View::new(args.server.clone());
     let ask = async move |since| {
-        let response = response(&client, since).await.map_err(|error| format!("{error:#}"))?;
-        serde_json::from_str(&response).map_err(|error| format!("invalid response: {error}"))
+        let response = response(&client, since).await?;
+        serde_json::from_str(&response).context("invalid response")
     };
     top::run(view, args.interval, ask).await.map_err(|error| {
-        Trouble::new(error, "cannot use the terminal", "try --once, which needs no terminal")
+        CommandError::new(error, "cannot use the terminal", "try --once, which needs no terminal")
     })
 }
 
 /// Prints the current data.
-async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
+async fn once(args: &Top, client: &Client) -> Result<(), CommandError> {
     let response = response(client, 0)
         .await
-        .map_err(|error| Trouble::new(error, "cannot show live statistics", HINT))?;
-    let not_understood = |error| Trouble::new(error, "invalid response", HINT);
+        .map_err(|error| CommandError::new(error, "cannot show live statistics", HINT))?;
+    let not_understood = |error| CommandError::new(error, "invalid response", HINT);
     let text = if args.json {
         serde_json::from_str::<serde::de::IgnoredAny>(&response).map_err(not_understood)?;
         without_controls(&response) + "\n"
@@ -107,11 +105,7 @@ async fn once(args: &Args, client: &Client) -> Result<(), Trouble> {
         view.take(live);
         top::plain(&view)
     };
-    let mut output = io::stdout().lock();
-    output
-        .write_all(text.as_bytes())
-        .and_then(|()| output.flush())
-        .map_err(|error| Trouble::output(error, "cannot print the data"))
+    print(text, "cannot print the data")
 }
 
 /// Escapes DEL and the C1 control characters in JSON, so that it cannot control a terminal. JSON itself
@@ -135,20 +129,15 @@ async fn response(client: &Client, since: u64) -> anyhow::Result<String> {
             "the server has no /v1/live: check that it is Pacegate, in at least this version"
         );
     }
-    asking::understood(status, &answer, &[200], &["policies"])
+    decider::parse_response(status, &answer, &[200], &["policies"])
         .map(|answer| answer.text)
         .context("the server refused the request")
 }
 
-/// Parses a time such as `2s` or `500ms`.
-fn parse_time(text: &str) -> Result<Duration, String> {
-    let number = |digits: &str| digits.parse::<u64>().ok();
-    let time = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
-        (Some(digits), _) => number(digits).map(Duration::from_millis),
-        (None, Some(digits)) => number(digits).map(Duration::from_secs),
-        (None, None) => number(text).map(Duration::from_secs),
-    };
+/// Parses a refresh interval.
+fn parse_interval(text: &str) -> anyhow::Result<Duration> {
     let bounds = Duration::from_millis(100)..=Duration::from_secs(60);
-    time.filter(|time| bounds.contains(time))
-        .ok_or_else(|| "expected a time from 100ms to 60s, such as 2s or 500ms".to_owned())
+    let interval = parse_duration(text)?;
+    anyhow::ensure!(bounds.contains(&interval), "expected a time from 100ms to 60s");
+    Ok(interval)
 }

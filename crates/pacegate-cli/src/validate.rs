@@ -10,12 +10,11 @@ use pacegate::{
     policy::{Condition, Match, Mode, Policy},
 };
 use pacegate_server::{
-    WrittenRule,
-    config::{ConfigError, Environment, LoadError, Settings, load, warnings},
+    ConfigError, Environment, LoadError, Settings, WrittenRule, config_warnings, load_config,
 };
 use serde_json::{Value, json};
 
-use super::Trouble;
+use super::CommandError;
 
 /// Check config files
 ///
@@ -26,7 +25,7 @@ use super::Trouble;
 /// Exit codes: 0 if all files are valid, 1 if one is invalid, 2 if one could not be read.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(super) struct Args {
+pub(super) struct Validate {
     /// Config files, or directories with files of envoyproxy/ratelimit
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -55,18 +54,12 @@ Examples:
     pacegate validate --json pacegate.yaml | jq '.problems[]'";
 
 /// Displays the result for one file as text.
-struct Words<'a> {
+struct ResultText<'a> {
     file: &'a Path,
     found: &'a Result<Settings, ConfigError>,
 }
 
-/// Displays a condition as text.
-struct Said<'a>(&'a Match);
-
-/// Displays texts separated by commas.
-struct Listed<T>(Vec<T>);
-
-pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
+pub(super) fn run(args: &Validate) -> Result<ExitCode, CommandError> {
     let environment = match args.without_secrets {
         true => Environment::process().without_secrets(),
         false => Environment::process(),
@@ -74,13 +67,13 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     let mut output = BufWriter::new(io::stdout().lock());
     let mut code = ExitCode::SUCCESS;
     for file in &args.files {
-        let found = match load(file, &environment) {
+        let found = match load_config(file, &environment) {
             Ok(settings) => Ok(settings),
             Err(LoadError::Bad(error)) => Err(error),
             Err(error) => {
                 output.flush().map_err(unwritable)?;
                 let hint = "check the path and the permissions of the file";
-                return Err(Trouble::new(error, "cannot check the file", hint));
+                return Err(CommandError::new(error, "cannot check the file", hint));
             }
         };
         if found.is_err() {
@@ -88,7 +81,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
         }
         match args.json {
             true => writeln!(output, "{}", as_json(file, &found)),
-            false => writeln!(output, "{}", Words { file, found: &found }),
+            false => writeln!(output, "{}", ResultText { file, found: &found }),
         }
         .map_err(unwritable)?;
     }
@@ -96,11 +89,11 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Trouble> {
     Ok(code)
 }
 
-fn unwritable(error: io::Error) -> Trouble {
-    Trouble::output(error, "cannot print the result")
+fn unwritable(error: io::Error) -> CommandError {
+    CommandError::output(error, "cannot print the result")
 }
 
-impl fmt::Display for Words<'_> {
+impl fmt::Display for ResultText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let settings = match self.found {
             Ok(settings) => settings,
@@ -121,7 +114,7 @@ impl fmt::Display for Words<'_> {
         if !rows.is_empty() {
             write!(f, "\n\n{}", Table(rows))?;
         }
-        for (place, warning) in warnings(settings).into_iter().enumerate() {
+        for (place, warning) in config_warnings(settings).into_iter().enumerate() {
             let gap = if place == 0 { "\n\n" } else { "\n" };
             write!(f, "{gap}warning: {warning}")?;
         }
@@ -142,12 +135,12 @@ fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
     let own = [
         format!("{}{mode}", policy.name),
         if policy.domain.is_empty() { "-".to_owned() } else { printable(&policy.domain) },
-        Said(&policy.matching).to_string(),
+        conditions_text(&policy.matching),
         whose(&policy.per),
         limits(&policy.limits),
     ];
     let overrides = policy.overrides.iter().map(|other| {
-        let matching = format!("  {}", Said(&other.matching));
+        let matching = format!("  {}", conditions_text(&other.matching));
         [String::new(), String::new(), matching, String::new(), limits(&other.limits)]
     });
     std::iter::once(own).chain(overrides).collect()
@@ -167,7 +160,7 @@ fn rule_row(rule: &WrittenRule) -> [String; COLUMNS] {
     [
         format!("{}{mode}", rule.policy),
         printable(&rule.domain),
-        way.collect::<Vec<_>>().join(", "),
+        joined(way),
         whose(&rule.per),
         limits(&rule.limits),
     ]
@@ -183,7 +176,7 @@ fn whose(per: &[String]) -> String {
 fn limits(limits: &[Limit]) -> String {
     match limits {
         [] => "unlimited".to_owned(),
-        limits => Listed(limits.iter().collect()).to_string(),
+        limits => joined(limits),
     }
 }
 
@@ -205,27 +198,24 @@ impl fmt::Display for Table {
     }
 }
 
-impl fmt::Display for Said<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_any() {
-            return f.write_str("every request");
-        }
-        for (place, (attribute, condition)) in self.0.conditions().enumerate() {
-            let gap = if place == 0 { "" } else { ", " };
-            write!(f, "{gap}{} {}", printable(attribute), said(condition))?;
-        }
-        Ok(())
+/// Formats the conditions of a policy.
+fn conditions_text(matching: &Match) -> String {
+    if matching.is_any() {
+        return "every request".to_owned();
     }
+    joined(matching.conditions().map(|(attribute, condition)| {
+        format!("{} {}", printable(attribute), condition_text(condition))
+    }))
 }
 
-fn said(condition: &Condition) -> String {
+fn condition_text(condition: &Condition) -> String {
     match condition {
         Condition::OneOf(values) => {
             let values = values.iter().map(|value| printable(value)).collect::<Vec<_>>();
             format!("= {}", values.join(" or "))
         }
         Condition::Glob(glob) => format!("~ {}", printable(&glob.to_string())),
-        Condition::Cidr(nets) => format!("in {}", Listed(nets.iter().collect())),
+        Condition::Cidr(nets) => format!("in {}", joined(nets)),
         Condition::Present => "present".to_owned(),
         Condition::Absent => "absent".to_owned(),
         _ => "otherwise".to_owned(),
@@ -236,21 +226,17 @@ fn printable(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
-impl<T: fmt::Display> fmt::Display for Listed<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, text) in self.0.iter().enumerate() {
-            let gap = if place == 0 { "" } else { ", " };
-            write!(f, "{gap}{text}")?;
-        }
-        Ok(())
-    }
+/// Returns texts separated by commas.
+fn joined<T: ToString>(texts: impl IntoIterator<Item = T>) -> String {
+    let texts: Vec<String> = texts.into_iter().map(|text| text.to_string()).collect();
+    texts.join(", ")
 }
 
 fn as_json(file: &Path, found: &Result<Settings, ConfigError>) -> Value {
     let file = file.display().to_string();
     match found {
         Ok(settings) => {
-            let warnings = warnings(settings);
+            let warnings = config_warnings(settings);
             let rules: Vec<_> = settings.written_rules().iter().map(rule_json).collect();
             if !rules.is_empty() {
                 return json!({"file": file, "good": true, "rules": rules, "warnings": warnings});
@@ -294,8 +280,8 @@ fn texts(limits: &[Limit]) -> Vec<String> {
 fn policy_json(policy: &Policy) -> Value {
     let matching = |matching: &Match| {
         let conditions = matching.conditions();
-        let conditions =
-            conditions.map(|(attribute, condition)| (attribute.to_owned(), said(condition).into()));
+        let conditions = conditions
+            .map(|(attribute, condition)| (attribute.to_owned(), condition_text(condition).into()));
         Value::Object(conditions.collect())
     };
     let overrides: Vec<_> = policy

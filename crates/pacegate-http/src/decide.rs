@@ -21,6 +21,31 @@ use crate::KeyParts;
 ///
 /// The middleware boxes no futures. A limiter that decides without waiting returns [`Reply::Now`]; otherwise the
 /// middleware polls the returned future. The future of a [`SharedLimiter`] is boxed.
+///
+/// ```
+/// use std::{future::{Pending, Ready}, time::Duration};
+/// use pacegate::{CheckError, Decision, Limit, PolicyName};
+/// use pacegate_http::{Adjustment, Decide, Question, Reply};
+///
+/// /// Denies everything, for example during maintenance.
+/// #[derive(Clone)]
+/// struct Maintenance;
+///
+/// impl Decide for Maintenance {
+///     type Deciding = Pending<Result<Decision, CheckError>>;
+///     type Settling = Ready<()>;
+///
+///     fn decide(&self, _: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
+///         let (policy, limit) = (PolicyName::DEFAULT, Limit::per_minute(0));
+///         Reply::Now(Ok(Decision::denial(policy, limit, 0, Some(Duration::from_secs(60)))))
+///     }
+///
+///     fn settle(&self, _: &Question, _: &Decision, _: Adjustment) -> Reply<(), Self::Settling> {
+///         Reply::Now(())
+///     }
+/// }
+/// # let _ = pacegate_http::RateLimitLayer::new(Maintenance);
+/// ```
 pub trait Decide: Clone + Send + Sync + 'static {
     /// The future of a decision. Dropping it must not charge anything that is not charged yet.
     type Deciding: Future<Output = Result<Decision, CheckError>> + Send;
@@ -59,6 +84,9 @@ pub enum Reply<T, F> {
 }
 
 /// The input of a decision: the key or attributes of a request, its cost, and its limits.
+///
+/// A custom [`Decide`] reads [`request`](Self::request) for a limiter with policies, or [`key`](Self::key) for one
+/// counter per key, and must honour [`limits`](Self::limits) if there are any.
 #[derive(Clone, Debug)]
 pub struct Question {
     /// The names of the attributes, one for each part of `key`. `None`: the parts form one key.
@@ -76,6 +104,9 @@ pub struct Question {
 }
 
 /// The correction of the charge for a request, once its response is known.
+///
+/// A charge afterwards cannot deny the request, which has been served. If the limit must never be exceeded, charge the
+/// highest possible cost first, and refund the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use pacegate::Decision;
 
-use crate::{Head, Refusal, head::only, headers::write_number};
+use crate::{Head, Refusal, head::only};
 
 static STATUS: HeaderName = HeaderName::from_static("grpc-status");
 static MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
@@ -41,35 +41,35 @@ pub(crate) fn response(refusal: &Refusal) -> Response<Bytes> {
     headers
         .extend(HeaderValue::from_str(refusal.title()).ok().map(|title| (MESSAGE.clone(), title)));
     if let Refusal::Denied(decision) = refusal {
-        retry(headers, decision, refusal.title());
+        add_retry(headers, decision, refusal.title());
     }
     response
 }
 
-/// Adds the time to wait, in the two forms that gRPC clients read.
-fn retry(headers: &mut HeaderMap, decision: &Decision, title: &str) {
+/// Adds the time to wait, in the two forms that gRPC clients read. Keeps existing headers.
+pub(crate) fn add_retry(headers: &mut HeaderMap, decision: &Decision, message: &str) {
     let wait = decision.retry_after();
     let pushback = match wait {
         Some(wait) => {
             let millis = wait.as_nanos().div_ceil(1_000_000).max(1);
-            let mut text = Vec::with_capacity(20);
-            write_number(&mut text, u64::try_from(millis).unwrap_or(u64::MAX));
-            HeaderValue::from_maybe_shared(Bytes::from(text)).ok()
+            HeaderValue::from(u64::try_from(millis).unwrap_or(u64::MAX))
         }
         // A negative number means: do not retry.
-        None => Some(HeaderValue::from_static("-1")),
+        None => HeaderValue::from_static("-1"),
     };
-    headers.extend(pushback.map(|value| (PUSHBACK.clone(), value)));
-    let details = base64(&status_message(decision, title));
-    let details = HeaderValue::from_maybe_shared(Bytes::from(details)).ok();
-    headers.extend(details.map(|value| (DETAILS.clone(), value)));
+    let details = base64(&status_message(decision, message));
+    let details = HeaderValue::from_maybe_shared(Bytes::from(details));
+    headers.entry(&PUSHBACK).or_insert(pushback);
+    if let Ok(details) = details {
+        headers.entry(&DETAILS).or_insert(details);
+    }
 }
 
 /// `google.rpc.Status` with a `RetryInfo` and a `QuotaFailure`.
-fn status_message(decision: &Decision, title: &str) -> Vec<u8> {
+fn status_message(decision: &Decision, message: &str) -> Vec<u8> {
     let mut status = Vec::with_capacity(192);
     number(&mut status, 1, Code::ResourceExhausted as u64);
-    bytes(&mut status, 2, title.as_bytes());
+    bytes(&mut status, 2, message.as_bytes());
     if let Some(wait) = decision.retry_after() {
         let (mut delay, mut info) = (Vec::new(), Vec::new());
         number(&mut delay, 1, wait.as_secs());
@@ -80,7 +80,7 @@ fn status_message(decision: &Decision, title: &str) -> Vec<u8> {
     if let Some(policy) = decision.policy() {
         let (mut violation, mut failure) = (Vec::new(), Vec::new());
         bytes(&mut violation, 1, policy.as_str().as_bytes());
-        bytes(&mut violation, 2, title.as_bytes());
+        bytes(&mut violation, 2, message.as_bytes());
         bytes(&mut failure, 1, &violation);
         detail(&mut status, b"type.googleapis.com/google.rpc.QuotaFailure", &failure);
     }

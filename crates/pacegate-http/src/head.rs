@@ -6,6 +6,9 @@ use http::{HeaderName, header, request::Parts};
 
 /// The head of a request, independent of the framework. Clients can forge everything in it except the peer address, the
 /// route and the extensions.
+///
+/// Implement it to use the resolvers and [`Rules`](crate::Rules) with a framework that does not use [`http::Request`],
+/// as `pacegate-actix` does. All methods are called once or a few times for each request, so they must not block.
 pub trait Head {
     /// Returns the method as sent.
     fn method(&self) -> &str;
@@ -45,7 +48,18 @@ pub trait Head {
 }
 
 /// The peer address as a request extension, for servers that do not provide it otherwise: insert it into each request.
-/// With the feature `axum`, `ConnectInfo<SocketAddr>` works too.
+/// With the feature `axum`, `ConnectInfo<SocketAddr>` works too. With the feature `tonic`, a tonic server provides it.
+///
+/// ```
+/// use http::Request;
+/// use pacegate_http::{Head, PeerAddr};
+///
+/// let mut request = Request::new(());
+/// request.extensions_mut().insert(PeerAddr("203.0.113.7:4711".parse()?)); // when the connection is accepted
+/// let (head, ()) = request.into_parts();
+/// assert_eq!(Head::peer(&head), Some("203.0.113.7".parse()?));
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerAddr(pub SocketAddr);
 
@@ -76,6 +90,12 @@ impl Head for Parts {
         let peer = peer.or_else(|| {
             let info = self.extensions.get::<axum::extract::ConnectInfo<SocketAddr>>();
             info.map(|info| info.0.ip())
+        });
+        // tonic inserts this for connections with TLS too.
+        #[cfg(feature = "tonic")]
+        let peer = peer.or_else(|| {
+            let info = self.extensions.get::<tonic::transport::server::TcpConnectInfo>()?;
+            info.remote_addr().map(|address| address.ip())
         });
         peer
     }

@@ -11,6 +11,27 @@ use pacegate::{Algorithm, Decision, Limit, PolicyName, Source, Timestamp};
 use smallvec::SmallVec;
 
 /// A choice of rate limit headers. Every denial with a `retry_after` also has the header `Retry-After`.
+///
+/// ```
+/// use http::HeaderMap;
+/// use pacegate::{Limit, Limiter, Timestamp};
+/// use pacegate_http::Headers;
+///
+/// let decision = Limiter::memory(Limit::per_minute(10)).check("alice");
+/// let mut headers = HeaderMap::new();
+/// Headers::default().write(&decision, Timestamp::from_secs(1_767_225_600), &mut headers);
+/// assert_eq!(headers["ratelimit-policy"], "\"default\";q=10;w=60");
+/// assert_eq!(headers["x-ratelimit-remaining"], "9");
+/// ```
+///
+/// A decision without a policy gets no headers. To change one setting, take the default and set the field:
+///
+/// ```
+/// use pacegate_http::{Headers, ResetStyle};
+///
+/// let mut headers = Headers::default();
+/// headers.legacy = Some(ResetStyle::Delta);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Headers {
@@ -21,6 +42,8 @@ pub struct Headers {
 }
 
 /// A version of the standard headers.
+///
+/// Use `Draft8` for new clients. Use `Draft6` for clients that already read `RateLimit-Remaining`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderStyle {
@@ -33,6 +56,8 @@ pub enum HeaderStyle {
 }
 
 /// The meaning of the number in `X-RateLimit-Reset`.
+///
+/// Both are common, and a client cannot tell them apart by the name of the header: keep what your clients expect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResetStyle {
@@ -326,20 +351,20 @@ fn more_seconds(decision: &Decision) -> Option<u64> {
 }
 
 /// Appends a number in decimal digits.
-pub fn write_number(out: &mut Vec<u8>, number: u64) {
-    with_digits(number, |digits| out.extend_from_slice(digits));
+pub(crate) fn write_number(out: &mut Vec<u8>, number: u64) {
+    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 /// Appends a number, capped at the largest integer of a structured field.
 fn write_integer(out: &mut Text, number: u64) {
-    with_digits(number.min(MAX_INTEGER), |digits| out.extend_from_slice(digits));
+    out.extend_from_slice(itoa::Buffer::new().format(number.min(MAX_INTEGER)).as_bytes());
 }
 
 /// Returns a number as text, capped at the largest integer of a structured field.
 fn number(number: u64) -> Bytes {
     let number = number.min(MAX_INTEGER);
     if number >= 10_000 {
-        return with_digits(number, Bytes::copy_from_slice);
+        return Bytes::copy_from_slice(itoa::Buffer::new().format(number).as_bytes());
     }
     let end = 4 * number as usize + 4;
     let digits = 1 + usize::from(number > 9) + usize::from(number > 99) + usize::from(number > 999);
@@ -364,20 +389,6 @@ const fn numbers() -> [u8; 40_000] {
         number += 1;
     }
     text
-}
-
-fn with_digits<R>(mut number: u64, read: impl FnOnce(&[u8]) -> R) -> R {
-    let mut digits = [0; 20];
-    let mut first = digits.len();
-    loop {
-        first -= 1;
-        digits[first] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            break;
-        }
-    }
-    read(&digits[first..])
 }
 
 /// Appends `"api";r=12;t=3`: the remaining units, and the seconds until more are available.

@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod decide;
+mod denial;
+mod exchange;
 mod grpc;
 mod head;
 pub mod headers;
@@ -12,8 +14,10 @@ pub mod resolve;
 mod rules;
 
 pub use decide::{Adjustment, Decide, Provided, Question, Reply};
+pub use denial::IntoDenial;
+pub use exchange::{Exchange, ExchangeRules, ResponseFuture};
 pub use head::{Head, PeerAddr};
 pub use headers::{HeaderStyle, Headers, ResetStyle};
-pub use layer::{IntoBody, MakeBody, RateLimit, ResponseFuture, WithBody};
+pub use layer::{RateLimit, TowerExchange};
 pub use resolve::{KeyParts, Missing, Resolve, ResolveExt};
 pub use rules::{Asked, RateLimitLayer, Refusal, Rules};

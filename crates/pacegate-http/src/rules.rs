@@ -8,22 +8,34 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, Response, request, response};
 use pacegate::{
-    CheckError, Clock, CostError, Decision, Limit, PolicyName, Request, StoreError, SystemClock,
-    Timestamp,
+    CheckError, Clock, CostError, Decision, Key, Limit, PolicyName, Request, StoreError,
+    SystemClock, Timestamp,
 };
 
 use crate::{
-    Adjustment, Decide, Head, Headers, KeyParts, Missing, Question, Reply, ResetStyle, Resolve,
-    decide, refusal,
+    Adjustment, Decide, Head, Headers, IntoDenial, KeyParts, Missing, Question, Reply, ResetStyle,
+    Resolve, decide, refusal,
 };
 
 /// A limiter with the rules of a middleware: the key, the cost and the limits of a request, which requests are skipped,
 /// and how denials are answered.
 ///
-/// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request and `A`
-/// the head of a response. Middleware for a framework with other types is an adapter that calls [`Rules::ask`],
-/// [`Rules::decide`], [`Rules::refuse`] and [`Rules::settle`] in this order.
-pub struct Rules<L, Q = request::Parts, A = response::Parts> {
+/// With the default type parameters it is a tower layer, see [`RateLimitLayer`]. `Q` is the head of a request, `A` the
+/// head of a response, and `R` the response to a request that is not served. Middleware for a framework with other
+/// types implements [`Exchange`](crate::Exchange).
+///
+/// A request passes these steps:
+///
+/// 1. If [`skip`](Self::skip) returns `true`, the request is served without a limit.
+/// 2. The resolvers of [`by`](Self::by) and [`attribute`](Self::attribute) read the key. [`Missing`] describes what
+///    happens if a value is missing: a refusal, a shared counter, or a skipped request.
+/// 3. The limiter charges the [cost](Self::cost) to its policies, or to the limits of [`limits`](Self::limits).
+/// 4. A denial is answered by [`deny_with`](Self::deny_with), or with 429 and problem details.
+/// 5. When the response is known, [`settle_with`](Self::settle_with) may correct the charge.
+///
+/// If the store of a `SharedLimiter` fails, the failure modes of the policies decide; the middleware itself never fails
+/// a request for that reason.
+pub struct Rules<L, Q = request::Parts, A = response::Parts, R = Response<Bytes>> {
     limiter: L,
     names: Arc<[String]>,
     resolvers: Vec<Arc<dyn Resolve<Q>>>,
@@ -31,7 +43,7 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
     cost: Option<Choice<Q, u64>>,
     skip: Option<Choice<Q, bool>>,
     limits: Option<Choice<Q, Limits>>,
-    deny: Option<Deny<Q>>,
+    deny: Deny<Q, R>,
     settle: Option<Choice<A, Adjustment>>,
     headers: Headers,
     describes: bool,
@@ -53,7 +65,30 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts> {
 ///     .skip(|head| head.uri.path() == "/health")
 ///     .cost(|head| if head.method == http::Method::GET { 1 } else { 5 });
 /// ```
-pub type RateLimitLayer<L> = Rules<L, request::Parts, response::Parts>;
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::{RateLimitLayer, resolve::Everyone};
+/// use tower::ServiceExt;
+///
+/// # pollster::block_on(async {
+/// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(1))).by(Everyone);
+/// let app = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+/// let request = || http::Request::new(axum::body::Body::empty());
+/// let first = app.clone().oneshot(request()).await?;
+/// let second = app.oneshot(request()).await?;
+/// assert_eq!((first.status().as_u16(), second.status().as_u16()), (200, 429));
+/// assert!(second.headers().contains_key("retry-after"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+///
+/// Cloning a layer is cheap, and all clones share the limiter. Put the layer outside of expensive layers, such as
+/// decompression, and inside of the layer that authenticates, if it counts by user.
+///
+/// `B` is the body type of rejections; it must convert to the body type of the service.
+pub type RateLimitLayer<L, B = Bytes> = Rules<L, request::Parts, response::Parts, Response<B>>;
 
 /// The next step for a request.
 #[derive(Debug)]
@@ -67,6 +102,9 @@ pub enum Asked {
 }
 
 /// The reason that a request is not served.
+///
+/// Passed to [`Rules::deny_with`]. The default response is the one named at each variant. Only a denial has rate limit
+/// headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -83,7 +121,7 @@ pub enum Refusal {
 }
 
 pub(crate) type Choice<H, T> = Arc<dyn Fn(&H) -> T + Send + Sync>;
-type Deny<Q> = Arc<dyn Fn(&Refusal, &Q) -> Response<Bytes> + Send + Sync>;
+type Deny<Q, R> = Arc<dyn Fn(&Refusal, &Q, Option<&Question>) -> R + Send + Sync>;
 type Limits = Vec<(PolicyName, Limit)>;
 
 impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
@@ -102,26 +140,69 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             cost: None,
             skip: None,
             limits: None,
-            deny: None,
+            deny: Arc::new(refusal::response),
             settle: None,
             headers: Headers::default(),
             describes: false,
             clock: Arc::new(SystemClock::new()),
         }
     }
+}
 
+impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     /// Counts requests by the key that `resolver` returns.
     ///
     /// A request without a key is answered with 400; [`ResolveExt`](crate::ResolveExt) has other choices.
     /// [`Limiter::check`](pacegate::Limiter::check) with the same key uses the same counter. For a key of several
     /// parts, combine resolvers: a second call replaces the first.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{RateLimitLayer, resolve::{ClientAddress, Path, ResolveExt}};
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(100)))
+    ///     .by(ClientAddress::behind(1).and(Path));
+    /// # let _ = layer;
+    /// ```
     #[must_use]
     pub fn by(self, resolver: impl Resolve<Q>) -> Self {
         self.attribute(Request::KEY, resolver)
     }
 
+    /// Counts requests by the key that a closure returns. Unlike with [`Rules::by`], the compiler infers the type of
+    /// its argument: `.key(|head| head.uri.query().map(str::to_owned))`.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::RateLimitLayer;
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(100)))
+    ///     .key(|head| head.headers.get("x-tenant").map(|tenant| tenant.as_bytes().to_vec()));
+    /// # let _ = layer;
+    /// ```
+    #[must_use]
+    pub fn key<K: Key>(self, key: impl Fn(&Q) -> Option<K> + Send + Sync + 'static) -> Self {
+        self.by(key)
+    }
+
     /// Adds an attribute that policies can match and count by. A request is charged to all policies that apply to it or
     /// to none. A second attribute of the same name replaces the first.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, policy::{Condition, Policy, PolicySet}};
+    /// use pacegate_http::{RateLimitLayer, resolve::{ClientAddress, Path}};
+    ///
+    /// let policies = PolicySet::new([
+    ///     Policy::new("login", ["5/minute"]).matching("path", Condition::equal("/login")).per(["ip"]),
+    ///     Policy::new("site", ["1000/second"]),
+    /// ])?;
+    /// let limiter = Limiter::builder().policies(policies).build()?;
+    /// let layer = RateLimitLayer::new(limiter)
+    ///     .attribute("path", Path)
+    ///     .attribute("ip", ClientAddress::behind(1));
+    /// # let _ = layer;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn attribute(mut self, name: impl Into<String>, resolver: impl Resolve<Q>) -> Self {
         let (name, resolver) = (name.into(), Arc::new(resolver));
@@ -143,12 +224,17 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
 
     /// Sets the cost of a request. Default: 1. A cost of 0 is a peek; [`Rules::settle_with`] can charge the actual cost
     /// afterwards.
+    ///
+    /// A cost above the capacity of a limit is answered with 400. If it comes from the client, such as the length of a
+    /// list, bound it with [`Policy::max_cost`](pacegate::Policy::max_cost).
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Q) -> u64 + Send + Sync + 'static) -> Self {
         Self { cost: Some(Arc::new(cost)), ..self }
     }
 
     /// Skips requests for which `skip` returns `true`: they are not limited and get no headers.
+    ///
+    /// Do not skip by a header that clients can set: they would set it.
     #[must_use]
     pub fn skip(self, skip: impl Fn(&Q) -> bool + Send + Sync + 'static) -> Self {
         Self { skip: Some(Arc::new(skip)), ..self }
@@ -158,6 +244,22 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// are charged all or nothing. If `limits` returns none, the limits of the limiter apply.
     ///
     /// Counters are kept by name, so use different names for limits that differ in period or algorithm.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter, PolicyName};
+    /// use pacegate_http::{RateLimitLayer, resolve::Header};
+    ///
+    /// let paid: PolicyName = "paid".parse()?;
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(10)))
+    ///     .by(Header::from_static("x-user"))
+    ///     .limits(move |head| {
+    ///         // An outer layer has checked this header.
+    ///         let is_paid = head.headers.get("x-plan").is_some_and(|plan| plan == "paid");
+    ///         is_paid.then_some((paid, Limit::per_minute(1_000)))
+    ///     });
+    /// # let _ = layer;
+    /// # Ok::<(), pacegate::policy::PolicyNameError>(())
+    /// ```
     #[must_use]
     pub fn limits<I>(self, limits: impl Fn(&Q) -> I + Send + Sync + 'static) -> Self
     where
@@ -167,13 +269,70 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         Self { limits: Some(Arc::new(limits)), ..self }
     }
 
-    /// Sets the response to requests that are not served. The rate limit headers are added to it.
+    /// Adds an attribute whose value a closure returns. Unlike with [`Rules::attribute`], the compiler infers the type
+    /// of its argument.
     #[must_use]
-    pub fn deny_with(
+    pub fn attribute_with<K: Key>(
         self,
-        deny: impl Fn(&Refusal, &Q) -> Response<Bytes> + Send + Sync + 'static,
+        name: impl Into<String>,
+        value: impl Fn(&Q) -> Option<K> + Send + Sync + 'static,
     ) -> Self {
-        Self { deny: Some(Arc::new(deny)), ..self }
+        self.attribute(name, value)
+    }
+
+    /// Sets the response to requests that are not served: a response of the framework, or another type that
+    /// [`IntoDenial`] lists. The rate limit headers are added to it.
+    ///
+    /// ```
+    /// use axum::{Router, http::StatusCode, routing::get};
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{RateLimitLayer, Refusal, resolve::PeerAddress};
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(10)))
+    ///     .by(PeerAddress::new())
+    ///     .deny_with(|refusal, _head| match refusal {
+    ///         Refusal::Denied(_) => (StatusCode::TOO_MANY_REQUESTS, "Slow down."),
+    ///         _ => (StatusCode::BAD_REQUEST, "This request cannot be counted."),
+    ///     });
+    /// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+    /// # let _ = app;
+    /// ```
+    #[must_use]
+    pub fn deny_with<T: IntoDenial<Q>>(
+        self,
+        deny: impl Fn(&Refusal, &Q) -> T + Send + Sync + 'static,
+    ) -> Rules<L, Q, A, T::Response> {
+        self.denying(Arc::new(move |refusal, head, _| deny(refusal, head).into_denial(refusal)))
+    }
+
+    /// Converts the responses to requests that are not served to another type.
+    #[must_use]
+    pub fn map_denials<T>(
+        self,
+        map: impl Fn(R, &Refusal) -> T + Send + Sync + 'static,
+    ) -> Rules<L, Q, A, T> {
+        let deny = Arc::clone(&self.deny);
+        self.denying(Arc::new(move |refusal, head, question| {
+            map(deny(refusal, head, question), refusal)
+        }))
+    }
+
+    fn denying<T>(self, deny: Deny<Q, T>) -> Rules<L, Q, A, T> {
+        Rules {
+            limiter: self.limiter,
+            names: self.names,
+            resolvers: self.resolvers,
+            domain: self.domain,
+            cost: self.cost,
+            skip: self.skip,
+            limits: self.limits,
+            deny,
+            settle: self.settle,
+            headers: self.headers,
+            describes: self.describes,
+            clock: self.clock,
+            fault: self.fault,
+        }
     }
 
     /// Corrects the charge when the response is known, before it is sent: refunds units, or charges more.
@@ -186,12 +345,28 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     /// has ended, because the current window has other requests.
     ///
     /// The headers show the decision before the correction. The next response shows the corrected counter.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{Adjustment, RateLimitLayer, resolve::PeerAddress};
+    ///
+    /// // Counts only failed logins.
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(5)))
+    ///     .by(PeerAddress::new())
+    ///     .settle_with(|response| match response.status.is_success() {
+    ///         true => Adjustment::Refund,
+    ///         false => Adjustment::Keep,
+    ///     });
+    /// # let _ = layer;
+    /// ```
     #[must_use]
     pub fn settle_with(self, settle: impl Fn(&A) -> Adjustment + Send + Sync + 'static) -> Self {
         Self { settle: Some(Arc::new(settle)), ..self }
     }
 
     /// Sets the headers of responses.
+    ///
+    /// `Headers::OFF` sends only `Retry-After` with denials. Use it if the limits should stay private.
     #[must_use]
     pub fn headers(self, headers: Headers) -> Self {
         Self { headers, ..self }
@@ -211,6 +386,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Resolves the key, cost and limits of a request.
+    ///
+    /// The first step of an adapter for another framework. It reads the head only and does not charge.
     pub fn ask(&self, head: &Q) -> Asked {
         if self.skip.as_ref().is_some_and(|skip| skip(head)) {
             return Asked::Skip;
@@ -260,6 +437,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 
     /// Asks the limiter.
+    ///
+    /// Charges the limiter. If the returned future is dropped, the request may have been charged.
     pub fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, L::Deciding> {
         self.limiter.decide(question)
     }
@@ -275,25 +454,10 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
         }
     }
 
-    /// Returns the response to a request that is not served. `question` is `None` if the limiter was not asked.
-    pub fn refuse(
-        &self,
-        refusal: &Refusal,
-        head: &Q,
-        question: Option<&Question>,
-    ) -> Response<Bytes> {
-        let denied = match (refusal, question) {
-            (Refusal::Denied(decision), Some(question)) => Some((decision, question.now)),
-            _ => None,
-        };
-        let mut response = match &self.deny {
-            Some(deny) => deny(refusal, head),
-            None => refusal::response(refusal, head, question.filter(|_| self.describes)),
-        };
-        if let Some((decision, now)) = denied {
-            self.headers.write(decision, now, response.headers_mut());
-        }
-        response
+    /// Returns the response to a request that is not served, without the rate limit headers. `question` is `None` if
+    /// the limiter was not asked.
+    pub fn deny(&self, refusal: &Refusal, head: &Q, question: Option<&Question>) -> R {
+        (self.deny)(refusal, head, question.filter(|_| self.describes))
     }
 
     /// Adds the rate limit headers to a served response. Headers of an inner layer stay, because it has decided later
@@ -311,10 +475,10 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     pub fn each_header(
         &self,
         decision: &Decision,
-        question: &Question,
+        asked: Timestamp,
         mut put: impl FnMut(&'static HeaderName, Bytes),
     ) {
-        self.headers.each(decision, question.now, |name, said| {
+        self.headers.each(decision, asked, |name, said| {
             put(name, said.into_bytes());
             true
         });
@@ -341,7 +505,23 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
     }
 }
 
-impl<L: Clone, Q, A> Clone for Rules<L, Q, A> {
+impl<L: Decide, Q: Head + 'static, A: 'static, B: 'static> Rules<L, Q, A, Response<B>> {
+    /// Returns the response to a request that is not served, with the rate limit headers if the limiter denied it.
+    pub(crate) fn refuse(
+        &self,
+        refusal: &Refusal,
+        head: &Q,
+        question: Option<&Question>,
+    ) -> Response<B> {
+        let mut response = self.deny(refusal, head, question);
+        if let (Refusal::Denied(decision), Some(question)) = (refusal, question) {
+            self.headers.write(decision, question.now, response.headers_mut());
+        }
+        response
+    }
+}
+
+impl<L: Clone, Q, A, R> Clone for Rules<L, Q, A, R> {
     fn clone(&self) -> Self {
         Self {
             limiter: self.limiter.clone(),
@@ -361,7 +541,7 @@ impl<L: Clone, Q, A> Clone for Rules<L, Q, A> {
     }
 }
 
-impl<L, Q, A> fmt::Debug for Rules<L, Q, A> {
+impl<L, Q, A, R> fmt::Debug for Rules<L, Q, A, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rules")
             .field("attributes", &self.names)

@@ -1,6 +1,5 @@
 //! Parses the arguments of the attribute.
 
-use pacegate::{Limit, PolicyName};
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens as _, quote, quote_spanned};
 use syn::{
@@ -10,7 +9,10 @@ use syn::{
     spanned::Spanned as _,
 };
 
-use crate::boxed;
+use crate::{
+    boxed,
+    limit::{INLINE_NAME, Limit, check_name},
+};
 
 /// The arguments of `#[rate_limit]`, after validation.
 #[derive(Clone)]
@@ -31,7 +33,7 @@ pub(crate) enum Limits {
     /// Valid limits as text.
     Fixed(Vec<LitStr>),
     /// The expression of `limit = ..`, evaluated for each call.
-    Found(Box<Expr>),
+    Expression(Box<Expr>),
 }
 
 #[derive(Clone)]
@@ -40,7 +42,7 @@ pub(crate) enum Failure {
     Closed,
     Local,
     /// A constant expression.
-    Given(Box<Expr>),
+    Expression(Box<Expr>),
 }
 
 const NAMES: &str = "`limit`, `key`, `cost`, `scope`, `name`, `limiter`, `failure`, `enabled`, `on_denied`, `crate`";
@@ -84,7 +86,7 @@ impl Args {
         let expr = |value: Expr| syn::parse2(boxed::rename_self(value.into_token_stream()));
         Ok(Self {
             limits: match self.limits {
-                Limits::Found(found) => Limits::Found(Box::new(expr(*found)?)),
+                Limits::Expression(found) => Limits::Expression(Box::new(expr(*found)?)),
                 fixed @ Limits::Fixed(_) => fixed,
             },
             key: self.key.map(expr).transpose()?,
@@ -141,7 +143,7 @@ impl Raw {
     fn limits(&mut self, end: Span) -> Result<Limits> {
         let texts = std::mem::take(&mut self.texts);
         match (self.take("limit"), texts.first()) {
-            (Some(found), None) => Ok(Limits::Found(Box::new(found))),
+            (Some(found), None) => Ok(Limits::Expression(Box::new(found))),
             (Some(found), Some(_)) => Err(Error::new(
                 found.span(),
                 "the limit is given twice: write it as text or as `limit = ..`, not both",
@@ -178,7 +180,8 @@ impl Raw {
     }
 }
 
-const TEXT_OR_NAME: &str = "a limit is text, such as `\"100/minute\"`; everything else has a name";
+const TEXT_OR_NAME: &str =
+    "expected a limit such as `\"100/minute\"`, or a named argument such as `key = user`";
 
 /// Unwraps the invisible group around a macro fragment such as `$limit:literal`.
 fn bare(value: Expr) -> Expr {
@@ -200,7 +203,7 @@ fn path(value: Expr) -> Result<Path> {
         Expr::Path(ExprPath { qself: None, path, .. }) => Ok(path),
         other => Err(Error::new(
             other.span(),
-            "where is the library? write a path, such as `crate = shop::pacegate`",
+            "invalid `crate`: expected the path of the `pacegate` crate, such as `crate = shop::pacegate`",
         )),
     }
 }
@@ -215,7 +218,7 @@ fn check_limits(texts: &[LitStr]) -> Result<()> {
         if let Some(other) = known.iter().find(same) {
             return Err(Error::new(
                 text.span(),
-                format!("`{limit}` and `{other}` would be one counter: keep the tighter one"),
+                format!("`{limit}` and `{other}` would share a counter: keep the tighter one"),
             ));
         }
         known.push(limit);
@@ -225,18 +228,19 @@ fn check_limits(texts: &[LitStr]) -> Result<()> {
 
 fn policy_name(value: Expr) -> Result<LitStr> {
     let name = text(&value, "`name` must be a string, such as `\"mail\"`")?;
-    match name.value().parse::<PolicyName>() {
-        Ok(PolicyName::AD_HOC) => {
-            Err(Error::new(name.span(), "`ad-hoc` is for those without a name: take another"))
-        }
-        Ok(_) => Ok(name),
+    match check_name(&name.value()) {
+        Ok(()) if name.value() == INLINE_NAME => Err(Error::new(
+            name.span(),
+            "the name `ad-hoc` is reserved for inline limits: choose another name",
+        )),
+        Ok(()) => Ok(name),
         Err(error) => Err(Error::new(name.span(), error)),
     }
 }
 
 fn failure(value: Expr) -> Result<Failure> {
     let Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) = &value else {
-        return Ok(Failure::Given(Box::new(value)));
+        return Ok(Failure::Expression(Box::new(value)));
     };
     match text.value().as_str() {
         "open" => Ok(Failure::Open),

@@ -1,4 +1,4 @@
-//! From the function and its arguments to the function that asks first.
+//! Expands a function to one that checks its limits first.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens as _, quote, quote_spanned};
@@ -31,7 +31,7 @@ impl Parse for Function {
         }
         let sig = input.parse()?;
         if input.peek(Token![;]) {
-            let what = "there is nothing to run: put `rate_limit` where the function has a body";
+            let what = "`rate_limit` needs a function with a body: put it on the implementation";
             return Err(input.error(what));
         }
         let content;
@@ -65,8 +65,8 @@ pub(crate) fn expand(args: Args, function: &Function) -> Result<TokenStream> {
     let first = quote! { let #pass = #admission; };
     let body = match is_boxed {
         true => boxed::insert(body.clone(), &first).ok_or_else(|| {
-            let what = "this is not what `#[async_trait]` makes of a method: limit a function that \
-                        it calls";
+            let what = "unsupported expansion of `#[async_trait]`: limit a function that this \
+                        method calls";
             Error::new(sig.ident.span(), what)
         })?,
         false => quote! { #first #body },
@@ -83,7 +83,7 @@ pub(crate) fn expand(args: Args, function: &Function) -> Result<TokenStream> {
 impl Function {
     fn check(&self, args: &Args) -> Result<()> {
         if let Some(constness) = &self.sig.constness {
-            let what = "a const function may run in the compiler, where nothing is counted";
+            let what = "a `const` function cannot be limited, because it may run at compile time";
             return Err(Error::new(constness.span(), what));
         }
         let other = self.attrs.iter().find(|attr| {
@@ -92,12 +92,12 @@ impl Function {
         if let Some(other) = other
             && args.name.is_none()
         {
-            let what = "two on one function would be one budget: give each a `name`, or give one \
-                        attribute both limits, which are then charged together";
+            let what = "two `rate_limit` on one function would share a counter: give each a `name`, or \
+                        put both limits into one attribute, which charges them together";
             return Err(Error::new(other.span(), what));
         }
         if args.on_denied.is_none() && returns_nothing(&self.sig.output) {
-            let what = "a denied call has to say so: return a `Result<_, E>` with \
+            let what = "the return type cannot represent a denial: return a `Result<_, E>` with \
                         `E: From<pacegate::Denied>`, or add `on_denied = |denied| ..`";
             return Err(Error::new(self.sig.ident.span(), what));
         }
@@ -105,8 +105,8 @@ impl Function {
         if let Some(name) = named
             && !waits(&self.sig)
         {
-            let what = "a limiter found by name may have to wait for its store: make the function \
-                        async, or give it a `pacegate::Limiter`";
+            let what = "a limiter that is named may have to wait for its store: make the function \
+                        async, or pass a `pacegate::Limiter`";
             return Err(Error::new(name.span(), what));
         }
         Ok(())
@@ -127,13 +127,13 @@ fn returns_nothing(output: &ReturnType) -> bool {
 /// Returns the expression that checks the limit before the body runs.
 fn admission(args: &Args, sig: &Signature) -> TokenStream {
     let (site, ask) = (site(args), ask(args));
-    let [asked, pass, refusal, enabled] =
-        ["asked", "pass", "denied", "enabled"].map(|name| Ident::new(name, Span::mixed_site()));
-    let decided = decided(args, sig, &asked);
+    let [charges, pass, refusal, enabled] =
+        ["charges", "pass", "denied", "enabled"].map(|name| Ident::new(name, Span::mixed_site()));
+    let decided = decided(args, sig, &charges);
     let denied = denied(args, sig, &refusal);
     // What the expressions leave behind is gone before anything waits.
     let admitted = quote! {
-        let #asked = #ask;
+        let #charges = #ask;
         match #decided {
             ::core::result::Result::Ok(#pass) => #pass,
             ::core::result::Result::Err(#refusal) => return #denied,
@@ -152,7 +152,7 @@ fn admission(args: &Args, sig: &Signature) -> TokenStream {
 fn site(args: &Args) -> TokenStream {
     let limits = match &args.limits {
         Limits::Fixed(texts) => texts.as_slice(),
-        Limits::Found(_) => &[],
+        Limits::Expression(_) => &[],
     };
     let name = match &args.name {
         Some(name) => quote! { ::core::option::Option::Some(#name) },
@@ -164,7 +164,7 @@ fn site(args: &Args) -> TokenStream {
         Failure::Open => quote! { #mode::Open },
         Failure::Closed => quote! { #mode::Closed },
         Failure::Local => quote! { #root::attribute::LOCAL },
-        Failure::Given(given) => given.to_token_stream(),
+        Failure::Expression(given) => given.to_token_stream(),
     });
     let failure = match failure {
         Some(failure) => quote! { ::core::option::Option::Some(#failure) },
@@ -192,7 +192,7 @@ fn ask(args: &Args) -> TokenStream {
     };
     match &args.limits {
         Limits::Fixed(_) => quote! { __PACEGATE_SITE.ask(&__pacegate_here, #key, #cost) },
-        Limits::Found(limit) => {
+        Limits::Expression(limit) => {
             quote! { __PACEGATE_SITE.ask_limit(&__pacegate_here, #limit, #key, #cost) }
         }
     }
@@ -222,7 +222,7 @@ fn with_suffix(cost: &Expr) -> TokenStream {
     cost.to_token_stream()
 }
 
-fn decided(args: &Args, sig: &Signature, asked: &Ident) -> TokenStream {
+fn decided(args: &Args, sig: &Signature, charges: &Ident) -> TokenStream {
     let waits = waits(sig);
     let root = args.root();
     let limiter = match (&args.limiter, waits) {
@@ -234,9 +234,9 @@ fn decided(args: &Args, sig: &Signature, asked: &Ident) -> TokenStream {
         },
     };
     if waits {
-        quote! { #root::attribute::admit(#limiter, #asked).await }
+        quote! { #root::attribute::admit(#limiter, #charges).await }
     } else {
-        quote! { #root::attribute::decide(#limiter, #asked) }
+        quote! { #root::attribute::decide(#limiter, #charges) }
     }
 }
 

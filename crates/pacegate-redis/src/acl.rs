@@ -9,6 +9,13 @@
 /// ```
 ///
 /// `pg:` is the [prefix](crate::RedisStoreBuilder::prefix) of the keys. `HELLO` and `AUTH` need no rule.
+///
+/// ```
+/// use pacegate_redis::ACL_RULES;
+///
+/// let command = format!("ACL SETUSER pacegate reset on >PASSWORD ~pg:* {ACL_RULES}");
+/// assert!(command.contains("+evalsha") && !command.contains("flushall"));
+/// ```
 pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +cluster|slots +asking \
     +get +mget +set +exists +del +unlink +pexpire \
     +lindex +llen +lset +ltrim +rpush +rpop \

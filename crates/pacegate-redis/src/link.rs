@@ -220,15 +220,20 @@ impl Tls {
 /// Installs the default crypto provider of rustls, unless the program has installed one.
 fn ensure_provider() -> Result<(), RedisError> {
     #[cfg(feature = "aws-lc-rs")]
+    use rustls::crypto::aws_lc_rs as provider;
+    #[cfg(all(feature = "ring", not(feature = "aws-lc-rs")))]
+    use rustls::crypto::ring as provider;
+
+    #[cfg(any(feature = "ring", feature = "aws-lc-rs"))]
     if CryptoProvider::get_default().is_none() {
         // Fails if another thread has just installed one.
-        drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
+        drop(provider::default_provider().install_default());
     }
     match CryptoProvider::get_default() {
         Some(_) => Ok(()),
         None => Err((
             redis::ErrorKind::InvalidClientConfig,
-            "TLS needs a crypto provider: enable the feature aws-lc-rs, or install one for rustls",
+            "TLS needs a crypto provider: enable the feature ring, or install one for rustls",
         )
             .into()),
     }

@@ -52,6 +52,9 @@ impl Totals {
 }
 
 /// Statistics of a [`RedisStore`](crate::RedisStore) since it was created.
+///
+/// Alert on `closed` and `timed_out`: both mean that failure modes have decided. `requests / calls` is the average
+/// batch, and `(denied_locally + leased)` the requests that needed no call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RedisStats {
@@ -84,6 +87,8 @@ pub struct RedisStats {
 }
 
 /// The status of one server.
+///
+/// `trouble` is the text to show to an operator: it names the error of the last attempt, such as `connection refused`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerStats {

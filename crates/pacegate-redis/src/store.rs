@@ -45,18 +45,6 @@ use crate::{
 /// Clones share connections and state. The store runs one task per server on the Tokio runtime that it was created on.
 /// If that runtime shuts down, failure modes apply to requests in flight, and the store reconnects on the runtime of
 /// its next caller, who must be inside a runtime. Requests wait at most a second for the new connection.
-///
-/// ```no_run
-/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// use pacegate::{Limit, PolicySet, SharedLimiter};
-/// use pacegate_redis::RedisStore;
-///
-/// let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
-/// let limiter = SharedLimiter::new(store, PolicySet::of_limits([Limit::per_minute(100)])?);
-/// assert!(limiter.check("alice").await?.is_allowed());
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     inner: Arc<Inner>,
@@ -75,7 +63,17 @@ struct Inner {
     this: Weak<Self>,
 }
 
-/// Configures a [`RedisStore`].
+/// Configures a [`RedisStore`]. The [first page](crate#settings) has all settings with their defaults.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let store = pacegate_redis::RedisStore::builder("redis://127.0.0.1:1")?.connect_later();
+/// let limiter = pacegate::SharedLimiter::builder(store).limit("5/minute").build()?;
+/// assert!(limiter.check("alice").await?.is_degraded(), "no server listens on this port");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct RedisStoreBuilder {
@@ -111,6 +109,11 @@ pub enum ConnectError {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl RedisStore {
+    /// The prefix of all keys, unless [`RedisStoreBuilder::prefix`] sets another.
+    pub const DEFAULT_PREFIX: &'static str = "pg:";
+    /// The deadline of a call, unless [`RedisStoreBuilder::deadline`] sets another.
+    pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+
     /// Connects with the default settings. See [`RedisUrl`] for the forms of addresses.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::builder(url)?.connect().await
@@ -155,16 +158,13 @@ impl RedisStore {
     }
 }
 
-pub(crate) const DEFAULT_PREFIX: &str = "pg:";
-pub(crate) const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
-
 impl RedisStoreBuilder {
     pub(crate) fn new(url: RedisUrl) -> Self {
         Self {
             url,
-            prefix: DEFAULT_PREFIX.to_owned(),
+            prefix: RedisStore::DEFAULT_PREFIX.to_owned(),
             secret: Secret::default(),
-            deadline: DEFAULT_DEADLINE,
+            deadline: RedisStore::DEFAULT_DEADLINE,
             deny_cache: 100_000,
             deny_cache_for: Duration::from_secs(1),
             once: Duration::from_secs(10),

@@ -19,6 +19,16 @@ use crate::link::{Access, Address, Tls};
 /// `?ca=FILE` sets the CA certificates and `?cert=FILE&key=FILE` the client certificate. `?sentinel_user=…` and
 /// `?sentinel_password=…` are the credentials for the sentinels. In users and passwords, percent-encode everything
 /// except letters, digits and `-._~`.
+///
+/// ```
+/// use pacegate_redis::RedisUrl;
+///
+/// let url: RedisUrl = "rediss://app:s%2Fcret@cache.example.com:6380/0".parse()?;
+/// assert!(!url.to_string().contains("s%2Fcret"), "credentials are not printed");
+/// let error = "cache.example.com:6379".parse::<RedisUrl>().unwrap_err();
+/// assert!(error.to_string().starts_with("expected an address that begins with redis://"));
+/// # Ok::<(), pacegate_redis::UrlError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct RedisUrl {
     pub(crate) servers: Servers,

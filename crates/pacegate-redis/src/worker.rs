@@ -9,6 +9,7 @@ mod run;
 
 use std::{
     collections::HashMap,
+    fmt::Display,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -18,13 +19,13 @@ use std::{
 
 use pacegate::StoreError;
 use parking_lot::Mutex;
-use redis::Pipeline;
+use redis::{Pipeline, RedisError};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, timeout, timeout_at},
 };
 
-use run::{CloseOnDrop, run};
+use run::{CloseOnDrop, PING_TIMEOUT, run};
 
 use crate::{
     batch::{Batch, PendingRequest},
@@ -202,8 +203,8 @@ impl NodeWorker {
     }
 
     /// Rejects all requests from now on, including the queued ones.
-    fn close(&self, reason: &str) {
-        reason.clone_into(&mut self.reason.lock());
+    fn close(&self, reason: impl Display) {
+        *self.reason.lock() = reason.to_string();
         let mut queue = self.queue.lock();
         if self.open.swap(false, Ordering::AcqRel) {
             self.common.totals.closed.add(1);
@@ -262,11 +263,11 @@ impl NodeWorker {
             let replies = match self.replies(wire.run(&pipeline), sent, &mut commands).await {
                 Some(Ok(replies)) => replies,
                 Some(Err(error)) => {
-                    let reason = format!("the connection broke before the reply: {error}");
+                    let failure = Failure::Broken(error);
                     let interrupted =
-                        StoreError::Interrupted(format!("{}: {reason}", self.resolver));
+                        StoreError::Interrupted(format!("{}: {failure}", self.resolver));
                     commands.into_iter().for_each(|command| command.fail(&interrupted));
-                    return Err(Failure::Lost(reason));
+                    return Err(failure);
                 }
                 None => return Err(Failure::Late),
             };
@@ -350,7 +351,7 @@ impl NodeWorker {
             Some(reason) => {
                 let error = StoreError::Unavailable(format!("{}: {reason}", self.resolver));
                 again.into_iter().for_each(|command| command.fail(&error));
-                Err(Failure::Lost(reason))
+                Err(Failure::Rejected(reason))
             }
             None => Ok(again),
         }
@@ -460,11 +461,26 @@ impl Queue {
     }
 }
 
-/// The reason why a round trip failed.
-#[derive(Debug)]
+/// The reason why a connection cannot be used.
+#[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// The connection broke, or the server changed its role.
-    Lost(String),
+    #[error("cannot connect: {0}")]
+    Connect(RedisError),
+    #[error(transparent)]
+    Ping(RedisError),
+    #[error("no answer to a ping within {PING_TIMEOUT:?}")]
+    PingTimeout,
+    #[error("the connection broke before the reply: {0}")]
+    Broken(RedisError),
+    #[error("the server closed the connection")]
+    Closed,
+    /// An error reply that requires a new connection, for example because the server changed its role.
+    #[error("{0}")]
+    Rejected(String),
+    /// The worker was closed meanwhile, for this reason.
+    #[error("{0}")]
+    Interrupted(String),
     /// No reply within the deadline. It may still come.
+    #[error("the server is too slow to answer within the deadline")]
     Late,
 }

@@ -166,7 +166,7 @@ impl Settings {
 
     /// Returns the policies to enforce: with the failure mode of inline limits, and in shadow mode if `shadow` is set.
     pub fn effective_policies(&self) -> pacegate::PolicySet {
-        let policies = self.policies.clone().failing_ad_hoc(self.ad_hoc_failure);
+        let policies = self.policies.clone().inline_failure(self.inline_failure);
         if self.shadow { policies.in_mode(Mode::Shadow) } else { policies }
     }
 }

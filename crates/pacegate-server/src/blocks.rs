@@ -20,7 +20,7 @@ pub(crate) struct Blocks {
     /// The number of blocks. While it is 0, decisions read nothing else.
     count: AtomicUsize,
     /// Read by every decision, rarely changed.
-    held: ArcSwap<Held>,
+    snapshot: ArcSwap<Snapshot>,
     changes: Mutex<()>,
     hasher: RandomState,
     clock: Arc<dyn Clock>,
@@ -28,7 +28,7 @@ pub(crate) struct Blocks {
 
 /// A snapshot of all blocks.
 #[derive(Clone, Debug)]
-struct Held {
+struct Snapshot {
     /// The number of blocks of each policy. Policies without blocks are absent.
     policies: HashMap<PolicyName, usize>,
     /// The blocks, partitioned by hash, so that a change copies one partition only.
@@ -43,17 +43,17 @@ pub(crate) struct Block {
     pub(crate) until: Timestamp,
 }
 
-/// The error if [`Blocks::MOST`] keys are blocked.
+/// The error if [`Blocks::MAX`] keys are blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} keys are blocked already: unblock some, or write a policy that covers them",
-    Blocks::MOST
+    Blocks::MAX
 )]
 pub(crate) struct TooManyBlocks;
 
 impl Blocks {
     /// The maximum number of blocks.
-    pub(crate) const MOST: usize = 10_000;
+    pub(crate) const MAX: usize = 10_000;
 
     const PARTS: usize = 256;
 
@@ -68,11 +68,11 @@ impl Blocks {
 
     /// Creates an empty set of blocks with this clock.
     pub(crate) fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        let held =
-            Held { policies: HashMap::new(), parts: vec![Arc::default(); Self::PARTS].into() };
+        let snapshot =
+            Snapshot { policies: HashMap::new(), parts: vec![Arc::default(); Self::PARTS].into() };
         Self {
             count: AtomicUsize::new(0),
-            held: ArcSwap::from_pointee(held),
+            snapshot: ArcSwap::from_pointee(snapshot),
             changes: Mutex::new(()),
             hasher: RandomState::new(),
             clock,
@@ -92,8 +92,8 @@ impl Blocks {
         if !self.any() {
             return false;
         }
-        let held = self.held.load();
-        held.policies.len() > FEW || held.policies.keys().copied().any(is_meant)
+        let snapshot = self.snapshot.load();
+        snapshot.policies.len() > FEW || snapshot.policies.keys().copied().any(is_meant)
     }
 
     /// Returns the time until a block ends; `None` if the key is not blocked.
@@ -101,11 +101,11 @@ impl Blocks {
         if !self.any() {
             return None;
         }
-        let held = self.held.load();
-        if !held.policies.contains_key(&policy) {
+        let snapshot = self.snapshot.load();
+        if !snapshot.policies.contains_key(&policy) {
             return None;
         }
-        let part = &held.parts[self.part(policy, key)];
+        let part = &snapshot.parts[self.part(policy, key)];
         let until = part.iter().find(|block| block.is(policy, key))?.until;
         let left = until.micros_since(self.clock.now());
         (left > 0).then(|| Duration::from_micros(left))
@@ -118,22 +118,22 @@ impl Blocks {
         key: KeyBuf,
         time: Duration,
     ) -> Result<Timestamp, TooManyBlocks> {
-        if self.count.load(Ordering::Relaxed) >= Self::MOST {
+        if self.count.load(Ordering::Relaxed) >= Self::MAX {
             self.expire();
         }
         let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let until = Timestamp::from_micros(self.clock.now().as_micros().saturating_add(time));
-        let place = self.part(policy, key.as_ref());
-        self.change(|held| {
-            let count: usize = held.policies.values().sum();
-            let part = &mut held.parts[place];
+        let part = self.part(policy, key.as_ref());
+        self.change(|snapshot| {
+            let count: usize = snapshot.policies.values().sum();
+            let part = &mut snapshot.parts[part];
             let known = part.iter().position(|block| block.is(policy, key.as_ref()));
             match known {
                 Some(known) => Arc::make_mut(part)[known].until = until,
-                None if count >= Self::MOST => return Err(TooManyBlocks),
+                None if count >= Self::MAX => return Err(TooManyBlocks),
                 None => {
                     Arc::make_mut(part).push(Block { policy, key, until });
-                    *held.policies.entry(policy).or_default() += 1;
+                    *snapshot.policies.entry(policy).or_default() += 1;
                 }
             }
             Ok(until)
@@ -143,7 +143,7 @@ impl Blocks {
     /// Removes the blocks that `is_meant` selects. Returns those that had not expired.
     pub(crate) fn lift(&self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
         let now = self.clock.now();
-        let mut lifted = self.change(|held| held.take(is_meant));
+        let mut lifted = self.change(|snapshot| snapshot.take(is_meant));
         lifted.retain(|block| block.until > now);
         lifted
     }
@@ -152,22 +152,22 @@ impl Blocks {
     pub(crate) fn expire(&self) {
         let now = self.clock.now();
         let is_over = |block: &Block| block.until <= now;
-        if self.any() && self.held.load().all().any(is_over) {
-            self.change(|held| held.take(is_over));
+        if self.any() && self.snapshot.load().all().any(is_over) {
+            self.change(|snapshot| snapshot.take(is_over));
         }
     }
 
-    /// Returns up to `most` blocks, those that end last first, and the number of all blocks.
-    pub(crate) fn list(&self, most: usize) -> (Vec<Block>, usize) {
+    /// Returns up to `max` blocks, those that end last first, and the number of all blocks.
+    pub(crate) fn list(&self, max: usize) -> (Vec<Block>, usize) {
         self.expire();
-        let held = self.held.load();
-        let mut all: Vec<_> = held.all().collect();
+        let snapshot = self.snapshot.load();
+        let mut all: Vec<_> = snapshot.all().collect();
         all.sort_unstable_by(|one, other| {
             let keys = || one.key.as_ref().parts().cmp(other.key.as_ref().parts());
             let longest = other.until.cmp(&one.until);
             longest.then_with(|| one.policy.cmp(&other.policy)).then_with(keys)
         });
-        (all.iter().take(most).copied().cloned().collect(), all.len())
+        (all.iter().take(max).copied().cloned().collect(), all.len())
     }
 
     /// Returns the partition of a key. The hash is seeded, so clients cannot choose their partition.
@@ -176,17 +176,17 @@ impl Blocks {
         part.into()
     }
 
-    fn change<T>(&self, how: impl FnOnce(&mut Held) -> T) -> T {
+    fn change<T>(&self, how: impl FnOnce(&mut Snapshot) -> T) -> T {
         let _alone = self.changes.lock();
-        let mut held = Held::clone(&self.held.load());
-        let done = how(&mut held);
-        self.count.store(held.policies.values().sum(), Ordering::Relaxed);
-        self.held.store(Arc::new(held));
+        let mut snapshot = Snapshot::clone(&self.snapshot.load());
+        let done = how(&mut snapshot);
+        self.count.store(snapshot.policies.values().sum(), Ordering::Relaxed);
+        self.snapshot.store(Arc::new(snapshot));
         done
     }
 }
 
-impl Held {
+impl Snapshot {
     fn all(&self) -> impl Iterator<Item = &Block> {
         self.parts.iter().flat_map(|part| part.iter())
     }
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(until.micros_since(clock.now()), 60_000_000);
         assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_secs(60)));
         assert_eq!(blocks.wait(name, KeyRef::new(b"b")), None);
-        assert_eq!(blocks.wait(PolicyName::AD_HOC, KeyRef::new(b"a")), None);
+        assert_eq!(blocks.wait(PolicyName::INLINE, KeyRef::new(b"a")), None);
         clock.advance(Duration::from_micros(59_999_999));
         assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_micros(1)));
         clock.advance(Duration::from_micros(1));
@@ -285,11 +285,11 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_so_many_and_again_when_they_are_over() {
+    fn expired_blocks_make_room_for_new_ones() {
         let clock = ManualClock::new();
         let blocks = Blocks::with_clock(Arc::new(clock.clone()));
         let name = PolicyName::DEFAULT;
-        for n in 0..Blocks::MOST {
+        for n in 0..Blocks::MAX {
             blocks.add(name, key(&n.to_string()), Duration::from_secs(60)).unwrap();
         }
         let minute = Duration::from_secs(60);
@@ -297,7 +297,7 @@ mod tests {
         assert!(blocks.add(name, key("0"), Duration::from_secs(90)).is_ok());
         let (first, all) = blocks.list(2);
         let first: Vec<_> = first.into_iter().map(|block| block.key).collect();
-        assert_eq!((first, all), (vec![key("0"), key("1")], Blocks::MOST));
+        assert_eq!((first, all), (vec![key("0"), key("1")], Blocks::MAX));
         clock.advance(minute);
         assert!(blocks.add(name, key("one more"), minute).is_ok());
         assert_eq!(blocks.list(0).1, 2);

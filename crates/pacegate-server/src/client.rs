@@ -51,9 +51,9 @@ pub enum ClientError {
 }
 
 /// Timeout of a request.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a response body.
-const MOST: usize = 64 * 1024 * 1024;
+const MAX_RESPONSE_BYTES: usize = 64 * 1024 * 1024;
 
 impl Client {
     /// Creates a client for the server at this address, which may have a path prefix. Certificates are verified against
@@ -92,12 +92,12 @@ impl Client {
     ) -> Result<(StatusCode, Bytes), ClientError> {
         let request = self.request(path, body)?;
         let late = |_| ClientError::Late(self.server.to_string());
-        let response = timeout(PATIENCE, self.send(request)).await.map_err(late)??;
+        let response = timeout(REQUEST_TIMEOUT, self.send(request)).await.map_err(late)??;
         Ok((response.status(), response.into_body()))
     }
 
     /// Sends a request to this server unchanged, except for its `Host`.
-    pub async fn send_as_it_is(
+    pub async fn send_unchanged(
         &self,
         request: Request<Bytes>,
     ) -> Result<Response<Bytes>, ClientError> {
@@ -108,7 +108,9 @@ impl Client {
         let path = head.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
         head.uri = path.parse().map_err(|error| self.failed(&error))?;
         let sent = self.send(Request::from_parts(head, Full::new(body)));
-        timeout(PATIENCE, sent).await.map_err(|_| ClientError::Late(self.server.to_string()))?
+        timeout(REQUEST_TIMEOUT, sent)
+            .await
+            .map_err(|_| ClientError::Late(self.server.to_string()))?
     }
 
     fn request(
@@ -131,7 +133,7 @@ impl Client {
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Bytes>, ClientError> {
-        let (host, port) = self.place();
+        let (host, port) = self.host_and_port();
         let unreachable =
             |error| ClientError::Unreachable { server: self.server.to_string(), error };
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -157,13 +159,13 @@ impl Client {
         let running = tokio::spawn(connection);
         let response = sender.send_request(request).await.map_err(|error| self.failed(&error))?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, MOST).collect().await;
+        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|error| self.failed(&*error))?.to_bytes();
         running.abort();
         Ok(Response::from_parts(head, body))
     }
 
-    fn place(&self) -> (&str, u16) {
+    fn host_and_port(&self) -> (&str, u16) {
         let port = if self.tls.is_some() { 443 } else { 80 };
         (self.server.host().unwrap_or_default(), self.server.port_u16().unwrap_or(port))
     }

@@ -3,8 +3,8 @@
 use std::{slice, sync::Arc, time::Duration};
 
 use pacegate::{
-    BatchDecision, Charge, Charges, CheckError, Decision, KeyRef, Limiter, Plan, PolicyName,
-    PolicySet, Request, SharedLimiter, Stats, StoreError, Timestamp,
+    BatchDecision, Charge, Charges, CheckError, Decision, Limiter, Plan, PolicyName, PolicySet,
+    Request, SharedLimiter, Stats, StoreError, Timestamp,
 };
 use smallvec::SmallVec;
 use tokio::time::{Instant, timeout_at};
@@ -23,7 +23,7 @@ pub(crate) struct Engine {
 /// The keys to clear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClearTarget<'a> {
-    /// Those of one policy, or of [`PolicyName::AD_HOC`] for inline limits.
+    /// Those of one policy, or of [`PolicyName::INLINE`] for inline limits.
     Policy(PolicyName),
     /// Those of all policies of a domain.
     Domain(&'a str),
@@ -85,26 +85,11 @@ impl Engine {
 
     /// Returns the limits to decide a request by: a block applies even if an override lifts the limit.
     pub(crate) fn plan(&self, request: &Request<'_>) -> Plan<'_> {
-        let plan = self.plan_counted(request);
+        let plan = self.charges().plan(request);
         match self.blocks.any() {
             true => plan.with_lifted(|policy, key| self.blocks.wait(policy, key).is_some()),
             false => plan,
         }
-    }
-
-    /// Returns the limits that a request was charged to, for a refund.
-    pub(crate) fn plan_counted(&self, request: &Request<'_>) -> Plan<'_> {
-        self.charges().plan(request)
-    }
-
-    /// Returns the limits of a policy for a key, without those of overrides, which depend on the request.
-    pub(crate) fn plan_for(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
-        self.charges().plan_for(policy, key)
-    }
-
-    /// Returns every limit of a policy that may have counted a key.
-    pub(crate) fn plan_for_all(&self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'_> {
-        self.charges().plan_for_all(policy, key)
     }
 
     /// Decides charges, all or nothing. With an id they count once, even if repeated, if the store supports ids.
@@ -225,27 +210,12 @@ impl Engine {
         self.in_time(self.charges().refund(charges)).await.unwrap_or(Err(StoreError::TimedOut))
     }
 
-    /// Removes the counters of charges.
-    pub(crate) async fn reset(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.charges().reset(charges).await
-    }
-
     /// Removes all keys of a policy or a domain, and returns their number.
     pub(crate) async fn clear(&self, target: ClearTarget<'_>) -> Result<u64, StoreError> {
         match target {
             ClearTarget::Policy(policy) => self.limiter.clear_policy(policy).await,
             ClearTarget::Domain(domain) => self.limiter.clear_domain(domain).await,
         }
-    }
-
-    /// Releases the permits of charges.
-    pub(crate) async fn release(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.charges().release(charges).await
-    }
-
-    /// Restarts the period of the permits of charges. `false` if one has expired.
-    pub(crate) async fn renew(&self, charges: &[Charge<'_>]) -> Result<bool, StoreError> {
-        self.charges().renew(charges).await
     }
 
     /// Returns the policies.
@@ -273,7 +243,7 @@ fn is_longer(one: &Decision, other: &Decision) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use pacegate::{Limit, MemoryStore, Policy};
+    use pacegate::{KeyRef, Limit, MemoryStore, Policy};
 
     use super::*;
 

@@ -5,7 +5,7 @@ mod audit;
 mod blocks;
 mod check;
 mod client;
-pub mod config;
+mod config;
 mod engine;
 mod envoy;
 mod explain;
@@ -28,6 +28,11 @@ mod trace;
 
 pub use self::{
     client::{Client, ClientError},
+    config::{
+        Bind, BindError, ConfigError, DEFAULT_CONFIG, Environment, LoadError, Settings,
+        StoreSettings, load as load_config, read as read_config, reference as config_reference,
+        schema as config_schema, warnings as config_warnings,
+    },
     envoy::{Logging, WrittenRule},
     inline_limits::InlineLimitError,
     listeners::{ListenAddresses, ListenerId},

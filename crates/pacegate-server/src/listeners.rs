@@ -1,7 +1,7 @@
 //! The table of listeners.
 //!
 //! To add a listener, write the module that implements [`Protocol`](crate::service::Protocol), and add an entry here,
-//! its address in `config/file.rs`, and its option in the command `serve`.
+//! its address in `config/listen.rs`, and its option in the command `serve`.
 
 use std::{
     ops::{Index, IndexMut},
@@ -73,7 +73,7 @@ pub(crate) const LISTENERS: [ListenerEntry; LISTENER_COUNT] = [
         codes: &http::CODES,
         start: |accepting, bound, context| {
             let StartContext { active, metrics, own_metrics, reloader } = context;
-            let reload = Arc::new(move || reloader.reload().map_err(|error| error.to_string()));
+            let reload = Arc::new(move || reloader.reload());
             accepting.spawn(bound, HttpService::new(active, metrics, own_metrics, reload));
         },
     },
@@ -151,8 +151,8 @@ mod tests {
 
     #[test]
     fn entries_are_in_the_order_of_their_ids() {
-        for (place, entry) in LISTENERS.iter().enumerate() {
-            assert_eq!((entry.id as usize, entry.id.name()), (place, entry.name));
+        for (index, entry) in LISTENERS.iter().enumerate() {
+            assert_eq!((entry.id as usize, entry.id.name()), (index, entry.name));
         }
     }
 }

@@ -69,7 +69,7 @@ impl LocalEngine {
                 Engine::shared(SharedLimiter::builder(store).policies(policies).build()?)
             }
         };
-        Ok(Self { engine, inline_failure: settings.ad_hoc_failure })
+        Ok(Self { engine, inline_failure: settings.inline_failure })
     }
 
     /// Decides a request by the policies. Returns the decision as JSON.
@@ -93,7 +93,7 @@ impl LocalEngine {
         cost: u64,
     ) -> Result<String, LocalError> {
         let charge = |&limit: &Limit| {
-            Charge::new(PolicyName::AD_HOC, KeyRef::new(key.as_bytes()), limit).cost(cost)
+            Charge::new(PolicyName::INLINE, KeyRef::new(key.as_bytes()), limit).cost(cost)
         };
         let charges: Vec<_> = limits.iter().map(charge).collect();
         self.answer(self.engine.verdict(&charges, None).await?.decision)

@@ -58,6 +58,9 @@ pub enum ReloadError {
     Certificates(#[from] TlsError),
 }
 
+/// Reloads the configuration and returns its revision. May block.
+pub(crate) type Reload = Arc<dyn Fn() -> Result<u64, ReloadError> + Send + Sync>;
+
 /// A SHA-256 digest.
 type Digest32 = [u8; 32];
 
@@ -68,9 +71,9 @@ struct DirectoryWatcher {
 }
 
 /// Editors and orchestrators write in several steps: a reload starts once nothing has changed for this long,
-const SETTLE_TIME: Duration = Duration::from_millis(50);
+const QUIET_TIME: Duration = Duration::from_millis(50);
 /// or after this long at the latest, because other files in the same directory may change all the time.
-const MAX_SETTLE_TIME: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(1);
 /// The interval between checks on file systems without change notifications, such as some network drives.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -127,8 +130,8 @@ impl Reloader {
         self.check_policies(&settings)?;
         self.check_keys(&settings)?;
         self.check_layout(&settings)?;
-        self.warn_of_what_stays(&settings);
-        self.keep_what_stays(&mut settings);
+        self.warn_about_restart(&settings);
+        self.keep_startup_settings(&mut settings);
         let policies = settings.policies.policies().len();
         let revision = self.active.replace(settings);
         tracing::info!(revision, policies, "configuration reloaded");
@@ -173,7 +176,7 @@ impl Reloader {
         if lost { Err(ReloadError::NoApiKeys) } else { Ok(()) }
     }
 
-    fn warn_of_what_stays(&self, new: &Settings) {
+    fn warn_about_restart(&self, new: &Settings) {
         let old = &self.first;
         let tls = |settings: &Settings| {
             [settings.security.tls.clone(), settings.security.grpc_tls.clone()]
@@ -188,7 +191,7 @@ impl Reloader {
     }
 
     /// Copies the settings that do not change until a restart.
-    fn keep_what_stays(&self, new: &mut Settings) {
+    fn keep_startup_settings(&self, new: &mut Settings) {
         let old = Settings::clone(&self.first);
         new.listen = old.listen;
         (new.store, new.layout, new.count_denied) = (old.store, old.layout, old.count_denied);
@@ -201,15 +204,15 @@ impl Reloader {
     pub async fn watch(self: Arc<Self>) {
         let (changed, mut changes) = mpsc::channel(1);
         let mut watching = DirectoryWatcher::new(changed);
-        let mut looks = interval(POLL_INTERVAL);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut polls = interval(POLL_INTERVAL);
+        polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             watching.cover(self.folders());
             tokio::select! {
-                _ = looks.tick() => {}
+                _ = polls.tick() => {}
                 Some(()) = changes.recv() => {
-                    let last = Instant::now() + MAX_SETTLE_TIME;
-                    while timeout(SETTLE_TIME, changes.recv()).await.is_ok_and(|more| more.is_some())
+                    let last = Instant::now() + MAX_DELAY;
+                    while timeout(QUIET_TIME, changes.recv()).await.is_ok_and(|more| more.is_some())
                         && Instant::now() < last
                     {}
                 }

@@ -209,6 +209,11 @@ async fn log_store_changes(active: Arc<ActiveConfig>) {
         match (&before, &now) {
             (None, Some(outage)) => tracing::warn!("lost connection to the store: {outage}"),
             (Some(_), None) => tracing::info!("connected to the store again"),
+            (Some(before), Some(outage))
+                if before.servers.is_empty() && !outage.servers.is_empty() =>
+            {
+                tracing::warn!("cannot use the store: {outage}");
+            }
             (Some(before), Some(outage)) if before.servers != outage.servers => {
                 tracing::debug!("cannot use the store: {outage}");
             }
@@ -228,7 +233,7 @@ struct DegradedLog {
 impl DegradedLog {
     /// Returns the number of decisions to log now, and the last error of the store.
     fn due(&mut self, stats: &Stats, now: Instant) -> Option<(u64, String)> {
-        let policies = stats.policies.iter().chain([&stats.ad_hoc]);
+        let policies = stats.policies.iter().chain([&stats.inline]);
         let total: u64 = policies.map(|policy| policy.degraded).sum();
         // A reload may have removed a policy, with its count.
         self.logged = self.logged.min(total);
@@ -286,8 +291,8 @@ mod tests {
     fn degraded_decisions_are_logged_once_in_ten_seconds() {
         let mut stats = Limiter::memory(Limit::per_minute(1)).stats();
         let (mut degraded, start) = (DegradedLog::default(), Instant::now());
-        let mut look = |policy, ad_hoc, seconds| {
-            (stats.policies[0].degraded, stats.ad_hoc.degraded) = (policy, ad_hoc);
+        let mut look = |policy, inline, seconds| {
+            (stats.policies[0].degraded, stats.inline.degraded) = (policy, inline);
             stats.last_store_failure = Some(StoreError::TimedOut);
             degraded.due(&stats, start + Duration::from_secs(seconds))
         };

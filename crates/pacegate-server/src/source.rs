@@ -56,7 +56,7 @@ pub enum SourceError {
     Load(#[from] LoadError),
     #[error(transparent)]
     Rules(#[from] FileError),
-    #[error("a rule is named `{0}`, as is a policy: give the policy another name")]
+    #[error("a rule and a policy are both named `{0}`: rename the policy")]
     RuleName(PolicyName),
     #[error(transparent)]
     Policies(#[from] PolicyError),

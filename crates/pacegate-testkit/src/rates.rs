@@ -6,7 +6,10 @@ use pacegate::{
     Algorithm, Charge, Counter, KeyRef, Limit, PolicyName, Timestamp, algorithm::Outcome,
 };
 
-use crate::{Model, Random, Subject, conformance::charge_request};
+use crate::{
+    Model, Random, Subject,
+    conformance::{charge_request, rate_algorithms},
+};
 
 const POLICY: &str = "rates";
 
@@ -18,7 +21,8 @@ type Admitted = (u64, u64);
 pub(crate) fn counters_are_apart(subject: &impl Subject, rounds: u64) {
     for seed in 0..rounds {
         let random = &mut Random::new(seed);
-        let algorithm = Algorithm::BUILT_IN[seed as usize % 4];
+        let algorithms = rate_algorithms(subject);
+        let algorithm = algorithms[seed as usize % algorithms.len()];
         let period = Duration::from_millis(random.pick(&[1, 7, 250, 60_000]));
         let counters = [
             Counter::Policy,
@@ -44,9 +48,8 @@ pub(crate) fn counters_are_apart(subject: &impl Subject, rounds: u64) {
             let (counter, model) = &mut lines[random.below(5) as usize];
             let limit = model.limit();
             let cost = random.between(0, limit.capacity().min(4));
-            let permit = u64::from(algorithm == Algorithm::Concurrency) * (step + 1);
-            let expected = model.charge(now, cost, permit);
-            let outcome = charge(subject, &key, *counter, limit, (cost, permit));
+            let expected = model.charge(now, cost, 0);
+            let outcome = charge(subject, &key, *counter, limit, cost);
             assert!(
                 expected.is(&outcome),
                 "seed {seed} step {step}: {cost} of {limit} on {counter:?}: \
@@ -71,7 +74,7 @@ pub(crate) fn two_limits_on_one_counter_admit_what_the_larger_does(
             let limit = limits[random.below(2) as usize];
             let cost = random.between(1, limit.capacity());
             now = later(subject, random, now, limit.period());
-            if charge(subject, &key, Counter::Policy, limit, (cost, 0)).is_admitted() {
+            if charge(subject, &key, Counter::Policy, limit, cost).is_admitted() {
                 admitted.push((now, cost));
             }
         }
@@ -95,7 +98,7 @@ pub(crate) fn a_changed_limit_keeps_its_usage(subject: &impl Subject, rounds: u6
         for limit in [old, new] {
             model.set_limit(limit);
             let expected = model.charge(now, 0, 0);
-            let outcome = charge(subject, &key, Counter::Policy, limit, (0, 0));
+            let outcome = charge(subject, &key, Counter::Policy, limit, 0);
             assert!(
                 expected.is(&outcome),
                 "seed {seed}: {old} to {new}: expected {expected:?}, got {outcome:?}"
@@ -105,7 +108,7 @@ pub(crate) fn a_changed_limit_keeps_its_usage(subject: &impl Subject, rounds: u6
                 now = later(subject, random, now, limit.period());
                 let cost = random.between(1, limit.capacity());
                 model.charge(now, cost, 0);
-                if charge(subject, &key, Counter::Policy, limit, (cost, 0)).is_admitted() {
+                if charge(subject, &key, Counter::Policy, limit, cost).is_admitted() {
                     admitted.push((now, cost));
                 }
             }
@@ -167,21 +170,15 @@ fn start(subject: &impl Subject, random: &mut Random) -> u64 {
     let now = 1_767_225_600_000_000 + random.below(120_000_000);
     let later = Timestamp::from_micros(now).after(Duration::from_secs(3_600));
     subject.set_time(later);
-    charge(subject, "start", Counter::Policy, Limit::per_second(1), (0, 0));
+    let algorithm = rate_algorithms(subject)[0];
+    let limit = Limit::per_second(1).with_algorithm(algorithm).expect("valid limit");
+    charge(subject, "start", Counter::Policy, limit, 0);
     subject.set_time(Timestamp::from_micros(now));
     now
 }
 
-fn charge(
-    subject: &impl Subject,
-    key: &str,
-    counter: Counter,
-    limit: Limit,
-    (cost, permit): (u64, u64),
-) -> Outcome {
+fn charge(subject: &impl Subject, key: &str, counter: Counter, limit: Limit, cost: u64) -> Outcome {
     let policy: PolicyName = POLICY.parse().expect("a name");
     let key = KeyRef::new(key.as_bytes());
-    let charge =
-        [Charge::new(policy, key, limit).counter(counter).cost(cost).holding(u128::from(permit))];
-    charge_request(subject, &charge)[0]
+    charge_request(subject, &[Charge::new(policy, key, limit).counter(counter).cost(cost)])[0]
 }

@@ -4,7 +4,7 @@ pub mod bench;
 pub mod doctor;
 mod random;
 pub mod simulate;
+mod text;
 pub mod top;
-mod words;
 
-pub use words::grouped;
+pub use text::{DurationError, grouped, parse_duration, parse_period};

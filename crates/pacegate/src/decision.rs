@@ -14,6 +14,16 @@ use crate::{
 /// longest wait; if all admit, the one with the fewest units left. Two decisions are equal if they differ only in the
 /// time at which they were made.
 ///
+/// | | allowed | denied | no policy applies |
+/// |---|---|---|---|
+/// | [`remaining`](Self::remaining) | after this request | now; may be above 0 | `u64::MAX` |
+/// | [`retry_after`](Self::retry_after) | `None` | the wait; `None` if no wait helps | `None` |
+/// | [`reset_after`](Self::reset_after) | until the limit is unused | until the limit is unused | zero |
+/// | [`policy`](Self::policy), [`limit`](Self::limit) | the fewest units left | the longest wait | `None` |
+///
+/// A decision is `Copy` and borrows nothing, so it can be stored with the response. With the feature `serde` it
+/// serializes to the JSON of the server. Prefer [`into_result`](Self::into_result) where a denial ends the function.
+///
 /// ```
 /// use pacegate::{Limit, Limiter};
 ///
@@ -43,6 +53,17 @@ pub struct Decision {
 ///
 /// Use it in logs and metrics to see how many decisions needed a call to the store. It parses from and prints as the
 /// names of [`Source::as_str`].
+///
+/// ```
+/// use pacegate::{Limit, Limiter, Request, Source};
+///
+/// let limiter = Limiter::memory(Limit::per_minute(1));
+/// assert_eq!(limiter.check("alice").source(), Source::Store);
+/// let elsewhere = Request::new().in_domain("other").with("key", "alice");
+/// assert_eq!(limiter.check_request(&elsewhere)?.source(), Source::Unlimited);
+/// assert_eq!("deny-cache".parse(), Ok(Source::DenyCache));
+/// # Ok::<(), pacegate::CostError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
@@ -96,6 +117,8 @@ impl Source {
 /// A denied [`Decision`] as an error, for use with `?`.
 ///
 /// Returned by [`Decision::into_result`]. Its message names the policy, the limit and the time to wait.
+///
+/// Convert it to the error of your program with `From`, and use [`Denied::decision`] for the headers of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied(Decision);
 
@@ -103,6 +126,15 @@ pub struct Denied(Decision);
 ///
 /// This is a mistake of the caller, not a denial. Nothing was charged, and the request was not recorded. Report it as
 /// a bad request (HTTP 400), or split the request into smaller ones.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+///
+/// let limiter = Limiter::memory(Limit::per_minute(10));
+/// let error = limiter.check_cost("alice", 25).unwrap_err();
+/// assert_eq!((error.cost, error.max), (25, 10));
+/// assert_eq!(limiter.peek("alice").remaining(), 10, "nothing was charged");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a cost of {cost} can never be admitted: policy `{policy}` takes at most {max} at once")]
 #[non_exhaustive]
@@ -128,13 +160,25 @@ impl Decision {
     ///
     /// Independent of [`Decision::is_allowed`]: a policy in shadow mode never denies. The other numbers of the decision
     /// describe enforced limits, if any apply.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, Policy, PolicySet, Request};
+    ///
+    /// let trial = Policy::new("trial", ["1/minute"]).per(["user"]).shadow();
+    /// let limiter = Limiter::builder().policies(PolicySet::new([trial])?).build()?;
+    /// let request = Request::new().with("user", "alice");
+    /// let _ = limiter.check_request(&request)?;
+    /// let second = limiter.check_request(&request)?;
+    /// assert!(second.is_allowed() && second.is_shadow_denied());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn is_shadow_denied(&self) -> bool {
         self.shadow_denied
     }
 
     /// Returns the policy that decided: the one with the tightest limit. `None` if no enforced policy applies.
     ///
-    /// [`PolicyName::DEFAULT`] for a limiter that was built from limits, [`PolicyName::AD_HOC`] for an inline limit.
+    /// [`PolicyName::DEFAULT`] for a limiter that was built from limits, [`PolicyName::INLINE`] for an inline limit.
     pub fn policy(&self) -> Option<PolicyName> {
         self.binding.map(|(policy, _)| policy)
     }
@@ -149,6 +193,9 @@ impl Decision {
     /// Returns the units that would be admitted now. After a denial of a cost above 1 this may be positive.
     ///
     /// `u64::MAX` if no policy applies; the JSON form has `null` then.
+    ///
+    /// After an admission, these are the units left after this request. They are a snapshot: other requests may take
+    /// them before the next check. For a degraded decision of a policy that fails `open`, this is the full capacity.
     #[inline]
     pub fn remaining(&self) -> u64 {
         self.remaining
@@ -156,7 +203,13 @@ impl Decision {
 
     /// Returns the time until the same request would be allowed. `None` if it was allowed or never will be.
     ///
-    /// Exact to the microsecond, if no other request charges the same keys in between.
+    /// Exact to the microsecond, if no other request charges the same keys in between: the same cost is denied one
+    /// microsecond earlier. After a denial, `None` means that no wait helps, because the amount of the limit is 0 or an
+    /// operator has blocked the key; report that without a `Retry-After` header.
+    ///
+    /// A denial that only a failure mode caused has a wait of [`FailureMode::RETRY_AFTER`].
+    ///
+    /// [`FailureMode::RETRY_AFTER`]: crate::policy::FailureMode::RETRY_AFTER
     pub fn retry_after(&self) -> Option<Duration> {
         let waits = !self.allowed && self.retry_after != NEVER;
         waits.then(|| Duration::from_micros(self.retry_after))
@@ -170,7 +223,8 @@ impl Decision {
 
     /// Returns the time until the limit is unused again, if no further request is charged. Zero if it is unused now.
     ///
-    /// It belongs to the limit that decided, so another limit of the key may take longer.
+    /// It belongs to the limit that decided, so another limit of the key may take longer. For a fixed window this is
+    /// the end of the window; for a token bucket, the time to refill it.
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_after)
     }
@@ -181,6 +235,16 @@ impl Decision {
     /// Never too early, and exact to the microsecond if no other request charges the same keys. `None` if there never
     /// will be more. Also `None` for an admission by a sliding window, a sliding log or a concurrency limit with more
     /// than one unit in use: their units become free at instants that a decision does not carry.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pacegate::{Limiter, ManualClock};
+    ///
+    /// // One unit is refilled every 100 ms.
+    /// let limiter = Limiter::builder().limit("10/second burst 2").clock(ManualClock::new()).build()?;
+    /// assert_eq!(limiter.check("alice").more_after(), Some(Duration::from_millis(100)));
+    /// # Ok::<(), pacegate::BuildError>(())
+    /// ```
     pub fn more_after(&self) -> Option<Duration> {
         if !self.allowed {
             return self.retry_after();
@@ -241,6 +305,7 @@ impl Decision {
     /// Creates a denied decision, for a custom limiter. `retry_after: None` means that waiting does not help.
     ///
     /// Waits are rounded up to the microsecond, and are at least one. The limit counts as unused when the wait is over.
+    /// See [`Decision::admission`] for an example.
     pub fn denial(
         policy: PolicyName,
         limit: Limit,
@@ -312,6 +377,17 @@ impl Decision {
 
     /// Returns true if this decision, not `other`, describes a request to which both limits apply: a denial before
     /// an admission, the denial with the longer wait, the admission with fewer units remaining.
+    ///
+    /// Use it to combine decisions that were made separately, for example by two limiters. Such a combination is not
+    /// all or nothing: the limiter that admitted has been charged.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let (user, site) = (Limiter::memory(Limit::per_minute(1)), Limiter::memory(Limit::per_minute(9)));
+    /// let (one, other) = (user.check("alice"), site.check("shop"));
+    /// assert!(one.is_tighter_than(&other), "0 units remain, instead of 8");
+    /// ```
     pub fn is_tighter_than(&self, other: &Self) -> bool {
         match (self.allowed, other.allowed) {
             (true, true) => {

@@ -16,6 +16,12 @@ use smallvec::SmallVec;
 /// Tuples are encoded with the length of each part, so `("ab", "c")` and `("a", "bc")` are different keys. This holds
 /// for any bytes in the parts, so a client cannot craft a value that collides with another key.
 ///
+/// A key has no maximum length. Stores hash it, so the cost of a check grows with the length, and the memory does not.
+/// Reject values of unreasonable length before you check them.
+///
+/// An `Option` that is `None` is an absent part: all requests that lack it share a counter, and it differs from an
+/// empty text. `()` is one counter for everything.
+///
 /// Implement it for your own types by delegating to their fields:
 ///
 /// ```
@@ -39,9 +45,9 @@ use smallvec::SmallVec;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
-    label = "does not say whose budget it is",
+    label = "not a key of a counter",
     note = "a key is text, bytes, a whole number, an address, a `bool`, an option or a tuple of these",
-    note = "of a type that you did not write, take its text or its bytes: `&id.to_string()`, `id.as_bytes()`"
+    note = "for a type of another crate, pass its text or its bytes: `&id.to_string()`, `id.as_bytes()`"
 )]
 pub trait Key {
     /// Calls `read` with the key in encoded form.
@@ -55,6 +61,18 @@ pub trait Key {
 ///
 /// A key of one part is its bytes. A tuple is encoded with the length of each part, so it never equals a key of one
 /// part. Two keys are equal if both their kind and their bytes are equal.
+///
+/// Most programs do not need it: calls take any [`Key`]. Use it to pass bytes that are a key already, as in
+/// [`Charge::new`](crate::Charge::new), or to implement a [`Store`](crate::Store).
+///
+/// ```
+/// use pacegate::{KeyBuf, KeyRef};
+///
+/// let one = KeyRef::new(b"alice");
+/// assert_eq!(one.parts().collect::<Vec<_>>(), [Some(&b"alice"[..])]);
+/// let pair = KeyBuf::from_key(("eu", 42));
+/// assert_eq!(pair.as_ref().parts().count(), 2);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyRef<'a> {
     bytes: &'a [u8],
@@ -118,6 +136,8 @@ impl<'a> KeyRef<'a> {
 
     /// Passes bytes to `sink` that are unique to this key when concatenated, for the hash of a store. Other data in the
     /// same hash has to come before them, or has to be separated by their length.
+    ///
+    /// Use it to name a counter in a store: two different keys never feed the same bytes.
     pub fn feed(self, mut sink: impl FnMut(&[u8])) {
         sink(&[u8::from(self.tuple)]);
         sink(self.bytes);
@@ -163,6 +183,13 @@ impl KeyBuf {
 
     /// Encodes any [`Key`], such as a tuple, and keeps it beyond the call. Needed for
     /// [`Charge::new`](crate::Charge::new).
+    ///
+    /// ```
+    /// use pacegate::KeyBuf;
+    ///
+    /// assert_eq!(KeyBuf::from_key(42), KeyBuf::from_key("42"));
+    /// assert_ne!(KeyBuf::from_key(("ab", "c")), KeyBuf::from_key(("a", "bc")));
+    /// ```
     pub fn from_key(key: impl Key) -> Self {
         key.with(|key| key.to_buf())
     }
@@ -221,24 +248,28 @@ impl fmt::Display for KeyBuf {
 }
 
 impl<'a> From<&'a str> for KeyRef<'a> {
+    #[inline]
     fn from(text: &'a str) -> Self {
         Self::new(text.as_bytes())
     }
 }
 
 impl<'a> From<&'a [u8]> for KeyRef<'a> {
+    #[inline]
     fn from(bytes: &'a [u8]) -> Self {
         Self::new(bytes)
     }
 }
 
 impl<'a, const N: usize> From<&'a [u8; N]> for KeyRef<'a> {
+    #[inline]
     fn from(bytes: &'a [u8; N]) -> Self {
         Self::new(bytes)
     }
 }
 
 impl<'a> From<&'a KeyBuf> for KeyRef<'a> {
+    #[inline]
     fn from(key: &'a KeyBuf) -> Self {
         key.as_ref()
     }
@@ -263,65 +294,29 @@ impl Key for KeyRef<'_> {
     }
 }
 
-impl Key for KeyBuf {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        read(self.as_ref())
-    }
+/// Keys that convert to a [`KeyRef`] without a copy.
+macro_rules! borrowed_keys {
+    ($([$($parameters:tt)*] $type:ty;)*) => {$(
+        impl<$($parameters)*> Key for $type {
+            #[inline]
+            fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
+                read(KeyRef::from(self))
+            }
+        }
+    )*};
 }
 
-impl Key for [u8] {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        read(KeyRef::new(self))
-    }
+borrowed_keys! {
+    [] KeyBuf;
+    [] [u8];
+    [] str;
+    [const N: usize] [u8; N];
 }
 
-impl<const N: usize> Key for [u8; N] {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        read(KeyRef::new(self))
-    }
-}
-
-impl Key for str {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        read(KeyRef::new(self.as_bytes()))
-    }
-}
-
-impl Key for String {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        self.as_str().with(read)
-    }
-}
-
-impl Key for Vec<u8> {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        self.as_slice().with(read)
-    }
-}
-
-impl<K: Key + ?Sized> Key for &K {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        (**self).with(read)
-    }
-}
-
-impl<K: Key + ToOwned + ?Sized> Key for Cow<'_, K> {
-    #[inline]
-    fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
-        (**self).with(read)
-    }
-}
-
+/// Keys behind a pointer.
 macro_rules! pointed_keys {
-    ($($pointer:ident),*) => {$(
-        impl<K: Key + ?Sized> Key for $pointer<K> {
+    ($([$($parameters:tt)*] $pointer:ty;)*) => {$(
+        impl<$($parameters)*> Key for $pointer {
             #[inline]
             fn with<R>(&self, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
                 (**self).with(read)
@@ -330,7 +325,15 @@ macro_rules! pointed_keys {
     )*};
 }
 
-pointed_keys!(Box, Rc, Arc);
+pointed_keys! {
+    [] String;
+    [] Vec<u8>;
+    [K: Key + ?Sized] &K;
+    [K: Key + ?Sized] Box<K>;
+    [K: Key + ?Sized] Rc<K>;
+    [K: Key + ?Sized] Arc<K>;
+    [K: Key + ToOwned + ?Sized] Cow<'_, K>;
+}
 
 /// `None` is an absent part, which differs from an empty one. All requests without it share a counter.
 impl<K: Key> Key for Option<K> {

@@ -16,6 +16,9 @@ mod serialize;
 mod stats;
 mod store;
 
+#[cfg(feature = "macros")]
+pub use pacegate_macros::rate_limit;
+
 pub use algorithm::Algorithm;
 pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};

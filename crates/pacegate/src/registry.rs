@@ -28,6 +28,8 @@ static SHARED: OnceLock<Option<SharedLimiter>> = OnceLock::new();
 static NAMED: RwLock<Option<HashMap<String, Option<SharedLimiter>>>> = RwLock::new(None);
 
 /// A limiter cannot be installed, because another one is already in use in its place.
+///
+/// Install limiters at the start of `main`, before any function with `#[rate_limit]` can run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is in use already: install it once, before the first call that needs it")]
 pub struct InUse {
@@ -38,6 +40,14 @@ pub struct InUse {
 ///
 /// Synchronous functions use it. Async functions use it only if no shared limiter is installed. The limits of its
 /// policies are not used: each function is charged under the limits of its attribute.
+///
+/// ```
+/// use pacegate::{Limiter, registry};
+///
+/// registry::install(Limiter::builder().limit("1/second").max_keys(50_000).build()?)?;
+/// assert_eq!(registry::memory().store().usage().max_keys, 50_000);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn install(limiter: Limiter) -> Result<(), InUse> {
     MEMORY.set(limiter).map_err(|_| InUse { what: "the limiter in memory".to_owned() })
 }
@@ -52,6 +62,15 @@ pub fn install_shared(limiter: SharedLimiter) -> Result<(), InUse> {
 /// Installs the limiter of async functions whose attribute names it. Convert a [`Limiter`] with `into()`.
 ///
 /// Fails if a limiter of this name is installed, or if a function has already used the name without one.
+///
+/// ```
+/// use pacegate::{Limit, Limiter, registry};
+///
+/// // For #[rate_limit("5/minute", limiter = "mail")]
+/// registry::install_named("mail", Limiter::memory(Limit::per_second(1)).into())?;
+/// assert!(registry::named("mail").is_some());
+/// # Ok::<(), registry::InUse>(())
+/// ```
 pub fn install_named(name: impl Into<String>, limiter: SharedLimiter) -> Result<(), InUse> {
     let name = name.into();
     let mut named = NAMED.write();

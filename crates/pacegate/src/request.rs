@@ -4,7 +4,10 @@ use smallvec::SmallVec;
 
 /// A request to be checked by policies: a domain, attributes and a cost.
 ///
-/// Borrows everything, so building one allocates nothing for up to eight attributes.
+/// Borrows everything, so building one allocates nothing for up to eight attributes. Attribute names are yours;
+/// policies refer to them in `matching` and `per`. Two names have a meaning: [`Request::KEY`] and [`Request::PATH`].
+///
+/// Pass values that you trust: an address from a header that a client can write lets the client choose its counter.
 ///
 /// ```
 /// use pacegate::Request;
@@ -12,6 +15,12 @@ use smallvec::SmallVec;
 /// let request = Request::new().with("user", "alice").with("path", "/api/export").cost(5);
 /// assert_eq!(request.attribute("user"), Some(&b"alice"[..]));
 /// ```
+///
+/// The calls for requests are [`check_request`](crate::Limiter::check_request),
+/// [`peek_request`](crate::Limiter::peek_request), [`refund_request`](crate::Limiter::refund_request),
+/// [`until_ready_request`](crate::Limiter::until_ready_request), [`acquire_request`](crate::Limiter::acquire_request)
+/// and [`acquire_request_within`](crate::Limiter::acquire_request_within).
+/// [`PolicySet::covering`](crate::PolicySet::covering) shows which policies apply.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     domain: &'a str,
@@ -52,6 +61,8 @@ impl<'a> Request<'a> {
     }
 
     /// Sets the domain. Only policies of the same domain cover the request. Default: the empty text.
+    ///
+    /// An unknown domain is not an error: no policy covers the request, so it is allowed.
     #[must_use]
     pub fn in_domain(self, domain: &'a str) -> Self {
         Self { domain, ..self }
@@ -74,7 +85,18 @@ impl<'a> Request<'a> {
     /// that reuses ids can pass five requests for the price of one, so accept ids only from callers that you trust. A
     /// [`Limiter`](crate::Limiter) ignores ids, because its answers cannot get lost.
     ///
-    /// Fails if the id is empty or longer than [`Request::MAX_ID`] bytes.
+    /// # Errors
+    ///
+    /// [`RequestIdError`] if the id is empty or longer than [`Request::MAX_ID`] bytes.
+    ///
+    /// ```
+    /// use pacegate::Request;
+    ///
+    /// let request = Request::new().with("user", "alice").id("order-4711")?;
+    /// assert_eq!(request.id_bytes(), Some(&b"order-4711"[..]));
+    /// assert!(Request::new().id("").is_err());
+    /// # Ok::<(), pacegate::RequestIdError>(())
+    /// ```
     pub fn id(self, id: &'a (impl AsRef<[u8]> + ?Sized)) -> Result<Self, RequestIdError> {
         let id = id.as_ref();
         match id.len() {

@@ -7,7 +7,7 @@ use actix_web::{
     web,
 };
 use pacegate::{Decision, Limiter, ManualClock};
-use pacegate_actix::{Decide, RateLimit, Rules};
+use pacegate_actix::{Decide, Incoming, IntoDenial, RateLimit, Rules};
 
 /// A limiter on a clock that stands still.
 pub(crate) fn limiter(limit: &str) -> (Limiter, ManualClock) {
@@ -41,10 +41,13 @@ impl Answer {
 }
 
 /// Sends requests, one after the other, to an app under these rules.
-pub(crate) async fn send<L: Decide>(
-    rules: Rules<L>,
+pub(crate) async fn send<L: Decide, R>(
+    rules: Rules<L, R>,
     requests: impl IntoIterator<Item = TestRequest>,
-) -> Vec<Answer> {
+) -> Vec<Answer>
+where
+    R: IntoDenial<Incoming, Response = HttpResponse> + 'static,
+{
     let app = App::new()
         .route("/users/{id}", web::get().to(handler))
         .default_service(web::to(handler))

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use actix_web::test::TestRequest;
-use http::{Response, StatusCode};
+use actix_web::{HttpResponse, test::TestRequest};
+use http::Response;
 use pacegate::{Limit, Timestamp};
 use pacegate_actix::{Adjustment, Headers, Refusal, Rules};
 
@@ -64,22 +64,35 @@ async fn cost_and_skip_are_closures_over_the_request() {
 }
 
 #[actix_web::test]
-async fn refusals_may_look_as_you_like() {
-    let rules = Rules::new(limiter("5/minute").0)
-        .cost(|head| if head.path() == "/9" { 9 } else { 5 })
-        .deny_with(|refusal, head| {
-            let status = match refusal {
-                Refusal::Denied(_) => StatusCode::SERVICE_UNAVAILABLE,
-                _ => StatusCode::PAYLOAD_TOO_LARGE,
-            };
-            let body = format!("no {}", head.path()).into();
-            Response::builder().status(status).header("x-own", "yes").body(body).unwrap()
-        });
-    let answers = send(rules, ["/a", "/b", "/9"].map(get)).await;
-    assert_eq!(statuses(&answers), [200, 503, 413]);
-    assert_eq!((answers[1].body.as_str(), answers[1].header("x-own")), ("no /b", Some("yes")));
-    assert!(answers[1].header("ratelimit").is_some() && answers[1].header("retry-after").is_some());
-    assert_eq!(answers[2].header("ratelimit"), None, "nothing was decided");
+async fn denials_are_responses_of_actix_or_of_the_http_crate() {
+    fn status(refusal: &Refusal) -> u16 {
+        if matches!(refusal, Refusal::Denied(_)) { 503 } else { 413 }
+    }
+    let rules =
+        || Rules::new(limiter("5/minute").0).cost(|head| if head.path() == "/9" { 9 } else { 5 });
+    let of_actix = rules().deny_with(|refusal, head| {
+        let mut response = HttpResponse::build(status(refusal).try_into().unwrap());
+        response.insert_header(("x-own", "yes")).body(format!("no {}", head.path()))
+    });
+    let of_http = rules().deny_with(|refusal, head| {
+        let body = format!("no {}", head.path()).into();
+        Response::builder().status(status(refusal)).header("x-own", "yes").body(body).unwrap()
+    });
+    let requests = || ["/a", "/b", "/9"].map(get);
+    for answers in [send(of_actix, requests()).await, send(of_http, requests()).await] {
+        assert_eq!(statuses(&answers), [200, 503, 413]);
+        let denied = &answers[1];
+        assert_eq!((denied.body.as_str(), denied.header("x-own")), ("no /b", Some("yes")));
+        assert!(denied.header("ratelimit").is_some() && denied.header("retry-after").is_some());
+        assert_eq!(answers[2].header("ratelimit"), None, "nothing was decided");
+    }
+}
+
+#[actix_web::test]
+async fn the_arguments_of_key_closures_are_inferred() {
+    let rules = Rules::new(limiter("1/minute").0).key(|head| Some(head.query_string().to_owned()));
+    let answers = send(rules, ["/?a", "/?a", "/?b"].map(get)).await;
+    assert_eq!(statuses(&answers), [200, 429, 200]);
 }
 
 #[actix_web::test]

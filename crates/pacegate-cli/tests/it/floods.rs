@@ -393,7 +393,7 @@ fn an_address_gets_half_of_the_connections_before_authentication() {
         });
         let log = service.log();
         let line = format!(
-            "too many unauthenticated connections from one address: more are closed listener=\"{listener}\""
+            "too many unauthenticated connections from one address; closing new ones listener=\"{listener}\""
         );
         assert_eq!(log.matches(&line).count(), 1, "{log}");
     }

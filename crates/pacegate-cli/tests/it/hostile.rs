@@ -245,7 +245,7 @@ fn connections_have_a_cap() {
     }
     let log = service.log();
     for listener in ["http", "grpc", "resp"] {
-        let told = format!("too many connections: more are closed listener=\"{listener}\" most=50");
+        let told = format!("too many connections; closing new ones listener=\"{listener}\" max=50");
         assert_eq!(log.matches(&told).count(), 1, "{log}");
     }
     let metrics = healthy.http.get("/metrics").unwrap().body;

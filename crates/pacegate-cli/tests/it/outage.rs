@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate_testkit::servers::{Client, Flavor, Proxy, Server, eventually};
+use pacegate_testkit::servers::{Certificates, Client, Flavor, Proxy, Server, eventually};
 use tokio::time::Instant;
 
 use crate::{
@@ -179,6 +179,34 @@ fn a_service_starts_and_stops_without_its_store() {
     let (status, log) = service.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?} {log}", begun.elapsed());
+}
+
+/// The log and `/readyz` name the address, the cause and the failure modes after the first failed connection.
+#[test]
+fn a_store_that_cannot_be_used_is_reported_with_its_cause() {
+    let guarded = Server::options(Flavor::Redis).password("right").start();
+    let (own, other) = (Certificates::new(), Certificates::new());
+    let encrypted = Server::options(Flavor::Redis).tls(&own).start();
+    let (guarded, tls) =
+        [&guarded, &encrypted].map(|server| format!("127.0.0.1:{}", server.port())).into();
+    for (url, address, cause) in [
+        (format!("redis://:hunter2@{guarded}"), &*guarded, "WRONGPASS"),
+        (format!("rediss://{tls}?ca={}", other.ca().display()), &*tls, "certificate"),
+        ("redis://host.invalid:6379".to_owned(), "host.invalid:6379", "cannot connect: "),
+    ] {
+        let (_folder, service, mut clients) = start_with(&url, "100ms");
+        let shown = format!(r#"{{"address":"{address}","error":""#);
+        eventually(WITHIN, cause, || clients.readiness().contains(&shown));
+        let health = clients.readiness();
+        assert!(health.contains(cause) && health.contains(MODES), "{health}");
+        let modes = "applying failure modes: open (open), closed (closed), local 1/2 (local)";
+        eventually(WITHIN, cause, || {
+            let log = service.log();
+            let mut lines = log.lines().filter(|line| line.contains("cannot use the store: "));
+            lines.any(|line| [address, cause, modes].iter().all(|part| line.contains(part)))
+        });
+        assert!(!health.contains("hunter2") && !service.log().contains("hunter2"), "{health}");
+    }
 }
 
 /// Returns the number of degraded answers of each listener, from the metrics.

@@ -281,7 +281,7 @@ fn a_policy_with_the_name_of_a_rule_is_rejected() {
     let both = ["--config", &*folder.config(), "--config", rules.to_str().unwrap()];
     let service = Service::start(&[&both[..], &["--grpc", "off"]].concat());
     folder.replace("pacegate.yaml", &policy("10/day").replace("api", "edge.user"));
-    let why = "a rule is named `edge.user`, as is a policy: give the policy another name";
+    let why = "a rule and a policy are both named `edge.user`: rename the policy";
     eventually(WITHIN, "it is logged", || service.log().contains(why));
 }
 

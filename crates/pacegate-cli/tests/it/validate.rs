@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use pacegate_server::config::{reference, schema};
+use pacegate_server::{config_reference as reference, config_schema as schema};
 
 use crate::program::{Finished, run};
 
@@ -200,7 +200,7 @@ policies:
     assert_eq!(
         warnings(text),
         [
-            "policy `idle`: the limit `600/minute` never denies because `10/second` admits 600 in that time",
+            "policy `idle`: the limit `600/minute` never denies because `10/second` admits at most 600 in that time",
             "policy `cost`: a `max_cost` of 6 has no effect because its limits admit at most 5 at once",
         ]
     );

@@ -41,6 +41,20 @@ const EPOCH_MILLIS: u64 = 100_000_000_000;
 ///
 /// Instants are compared with the `Date` of the response if it has one, else with `now`. So a local clock that is slow
 /// does not turn a pause of seconds into hours.
+///
+/// ```
+/// use std::time::Duration;
+/// use http::{HeaderMap, StatusCode};
+/// use pacegate::Timestamp;
+/// use pacegate_http::outgoing::requested_pause;
+///
+/// let mut headers = HeaderMap::new();
+/// headers.insert("retry-after", "30".parse()?);
+/// let pause = requested_pause(StatusCode::TOO_MANY_REQUESTS, &headers, Timestamp::EPOCH);
+/// assert_eq!(pause, Some(Duration::from_secs(30)));
+/// assert_eq!(requested_pause(StatusCode::OK, &headers, Timestamp::EPOCH), None);
+/// # Ok::<(), http::header::InvalidHeaderValue>(())
+/// ```
 pub fn requested_pause(
     status: StatusCode,
     headers: &HeaderMap,

@@ -13,32 +13,63 @@
 //! let layer = StayWithinLayer::new(limiter).within(Duration::from_secs(5));
 //! # let _ = layer;
 //! ```
+//!
+//! With the feature `reqwest`, `StayWithinLayer::send` sends requests of reqwest, without tower.
 
 mod date;
 mod learn;
 mod pauses;
+#[cfg(feature = "reqwest")]
+mod reqwest;
 mod service;
+mod settings;
 mod wait;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
-use pacegate::{Clock, SystemClock, WaitError};
+use pacegate::{Clock, Key, SystemClock, WaitError};
 use tower_layer::Layer;
 
-use crate::{Resolve, resolve::Host, rules::Choice};
-use pauses::Pauses;
+use crate::{Resolve, resolve::Host};
+use settings::Settings;
 
 pub use learn::requested_pause;
 pub use service::{Throttle, ThrottleFuture};
 pub use wait::{Wait, Waiting};
 
 /// A layer that makes calls wait until a limit admits them, see the [module](self).
+///
+/// ```
+/// use std::{convert::Infallible, time::Duration};
+/// use http::{Request, Response};
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::outgoing::StayWithinLayer;
+/// use tower::{ServiceBuilder, ServiceExt, service_fn};
+///
+/// # pollster::block_on(async {
+/// let limiter = Limiter::memory(Limit::per_second(50).with_burst(1)?);
+/// let client = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new("hello")) });
+/// let client = ServiceBuilder::new()
+///     .layer(StayWithinLayer::new(limiter).within(Duration::from_secs(5)))
+///     .service(client);
+/// for _ in 0..2 {
+///     let request = Request::get("http://api.example.com/").body(())?;
+///     assert_eq!(client.clone().oneshot(request).await?.body(), &"hello"); // one call every 20 ms
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+///
+/// The layer does not repeat calls: a response of 429 is returned to the caller, and only later calls wait. Add a retry
+/// layer outside of this one if calls may be repeated.
 pub struct StayWithinLayer<L> {
     settings: Arc<Settings<L>>,
 }
 
 /// The error of a call: it was not made, or it failed.
+///
+/// Except for `Service`, the upstream service has not seen the call, so it can be repeated later.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutgoingError<E> {
@@ -56,16 +87,6 @@ pub enum OutgoingError<E> {
     Missing,
 }
 
-struct Settings<L> {
-    limiter: L,
-    by: Arc<dyn Resolve>,
-    cost: Option<Choice<Parts, u64>>,
-    within: Duration,
-    clock: Arc<dyn Clock>,
-    /// `None` if responses are not obeyed.
-    pauses: Option<Arc<Pauses>>,
-}
-
 impl<L: Wait> StayWithinLayer<L> {
     /// Creates a layer that counts calls by host, lets them wait for at most 30 seconds, and obeys responses.
     pub fn new(limiter: L) -> Self {
@@ -76,6 +97,8 @@ impl<L: Wait> StayWithinLayer<L> {
             within: Duration::from_secs(30),
             clock: Arc::new(SystemClock::new()),
             pauses: Some(Arc::default()),
+            #[cfg(feature = "reqwest")]
+            retries: reqwest::DEFAULT_RETRIES,
         };
         Self { settings: Arc::new(settings) }
     }
@@ -85,6 +108,13 @@ impl<L: Wait> StayWithinLayer<L> {
     #[must_use]
     pub fn by(self, resolver: impl Resolve) -> Self {
         self.set(|settings| settings.by = Arc::new(resolver))
+    }
+
+    /// Sets the key that calls are counted by, as a closure. Unlike with [`by`](Self::by), the compiler infers the type
+    /// of its argument.
+    #[must_use]
+    pub fn key<K: Key>(self, key: impl Fn(&Parts) -> Option<K> + Send + Sync + 'static) -> Self {
+        self.by(key)
     }
 
     /// Sets the cost of a call. Default: 1.
@@ -100,6 +130,8 @@ impl<L: Wait> StayWithinLayer<L> {
     }
 
     /// Ignores the headers of responses.
+    ///
+    /// Use it if the upstream service sends wrong or hostile headers: a pause lasts for up to a day.
     #[must_use]
     pub fn unlearned(self) -> Self {
         self.set(|settings| settings.pauses = None)
@@ -128,19 +160,6 @@ impl<S, L: Wait> Layer<S> for StayWithinLayer<L> {
 impl<L> Clone for StayWithinLayer<L> {
     fn clone(&self) -> Self {
         Self { settings: Arc::clone(&self.settings) }
-    }
-}
-
-impl<L: Clone> Clone for Settings<L> {
-    fn clone(&self) -> Self {
-        Self {
-            limiter: self.limiter.clone(),
-            by: self.by.clone(),
-            cost: self.cost.clone(),
-            within: self.within,
-            clock: self.clock.clone(),
-            pauses: self.pauses.clone(),
-        }
     }
 }
 

@@ -1,20 +1,21 @@
 use std::{
-    convert::Infallible,
     fmt,
-    future::{Future, poll_fn},
+    future::Future,
     mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::{OutgoingError, Settings, Wait, requested_pause};
-use crate::{KeyParts, Missing};
+use super::{
+    OutgoingError, Wait,
+    settings::{NotMade, Settings},
+};
+use crate::KeyParts;
 
 /// A client whose calls wait until a limit admits them.
 ///
@@ -53,9 +54,6 @@ pin_project! {
 /// The wait of a call until it may be made.
 type Turn = Pin<Box<dyn Future<Output = Result<(), NotMade>> + Send>>;
 
-/// The error of a call that was not made, which cannot be an error of the service.
-type NotMade = OutgoingError<Infallible>;
-
 impl<S, L> Throttle<S, L> {
     pub(super) fn new(inner: S, settings: Arc<Settings<L>>) -> Self {
         Self { inner, settings }
@@ -78,58 +76,24 @@ where
     fn call(&mut self, request: Request<ReqB>) -> Self::Future {
         let settings = Arc::clone(&self.settings);
         let (head, body) = request.into_parts();
-        let mut key = KeyParts::new();
-        // All calls are made by this program, so calls without a key may share a counter.
-        key.set_lenient(true);
-        let resolved = settings.by.resolve(&head, &mut key);
-        let cost = settings.cost.as_ref().map_or(1, |cost| cost(&head));
+        let resolved = settings.resolve(&head);
         let request = Request::from_parts(head, body);
-        match resolved {
-            Ok(()) => {}
-            Err(Missing::Share | Missing::Unspecified) => {
-                key = KeyParts::new();
-                key.push_missing();
-            }
-            Err(Missing::Skip) => {
+        let (key, cost) = match resolved {
+            Ok(Some(resolved)) => resolved,
+            Ok(None) => {
                 let state = State::Calling { call: self.inner.call(request) };
                 return ThrottleFuture { settings, key: None, state };
             }
-            Err(Missing::Reject | Missing::Misconfigured(_)) => {
-                return ThrottleFuture { settings, key: None, state: State::Missing };
-            }
-        }
+            Err(_) => return ThrottleFuture { settings, key: None, state: State::Missing },
+        };
         // This instance is ready; a clone of it might not be.
         let clone = self.inner.clone();
         let held = Some((mem::replace(&mut self.inner, clone), request));
-        let turn = Box::pin(turn(Arc::clone(&settings), key.clone(), cost));
+        let turn = {
+            let (settings, key) = (Arc::clone(&settings), key.clone());
+            Box::pin(async move { settings.turn(&key, cost, settings.deadline()).await })
+        };
         ThrottleFuture { settings, key: Some(key), state: State::Waiting { turn, held } }
-    }
-}
-
-/// Waits until a pause has ended and the limiter admits the call. If a pause starts meanwhile, the call keeps its place
-/// in the queue but is not charged: otherwise all calls that were charged during a pause would be made at its end.
-async fn turn<L: Wait>(
-    settings: Arc<Settings<L>>,
-    key: KeyParts,
-    cost: u64,
-) -> Result<(), NotMade> {
-    let clock = &settings.clock;
-    // By elapsed time, because the wall clock may be set back.
-    let deadline = clock.elapsed().saturating_add(settings.within);
-    settings.pause(&key, deadline).await?;
-    let left = deadline.saturating_sub(clock.elapsed());
-    let mut room = settings.limiter.wait(key.clone(), cost, left);
-    loop {
-        let waited = poll_fn(|cx| match settings.pause_left(&key) {
-            Some(_) => Poll::Ready(None),
-            None => room.as_mut().poll(cx).map(Some),
-        });
-        let waited = waited.await.transpose().map_err(OutgoingError::Wait)?;
-        // A pause that started during a request to the store: the call is already charged, and waits.
-        settings.pause(&key, deadline).await?;
-        if waited.is_some() {
-            return Ok(());
-        }
     }
 }
 
@@ -154,7 +118,9 @@ where
                 }
                 StateProjection::Calling { call } => {
                     let response = ready!(call.poll(cx)).map_err(OutgoingError::Service)?;
-                    this.settings.learn(this.key.as_ref(), &response);
+                    if let Some(key) = this.key {
+                        this.settings.learn(key, response.status(), response.headers());
+                    }
                     return Poll::Ready(Ok(response));
                 }
                 StateProjection::Missing => return Poll::Ready(Err(OutgoingError::Missing)),
@@ -163,32 +129,7 @@ where
     }
 }
 
-impl<L> Settings<L> {
-    /// Waits until the pause of a key has ended. Fails at once if that is after `deadline`.
-    async fn pause(&self, key: &KeyParts, deadline: Duration) -> Result<(), NotMade> {
-        while let Some(pause) = self.pause_left(key) {
-            if pause > deadline.saturating_sub(self.clock.elapsed()) {
-                return Err(OutgoingError::Paused(pause));
-            }
-            self.clock.sleep_until(self.clock.now().after(pause)).await;
-        }
-        Ok(())
-    }
-
-    fn pause_left(&self, key: &KeyParts) -> Option<Duration> {
-        self.pauses.as_ref()?.left(key, self.clock.elapsed())
-    }
-
-    fn learn<B>(&self, key: Option<&KeyParts>, response: &Response<B>) {
-        let (Some(pauses), Some(key)) = (&self.pauses, key) else { return };
-        let pause = requested_pause(response.status(), response.headers(), self.clock.now());
-        if let Some(wait) = pause {
-            pauses.pause(key, wait, self.clock.elapsed());
-        }
-    }
-}
-
-fn not_made<E>(error: NotMade) -> OutgoingError<E> {
+pub(super) fn not_made<E>(error: NotMade) -> OutgoingError<E> {
     match error {
         OutgoingError::Service(never) => match never {},
         OutgoingError::Wait(error) => OutgoingError::Wait(error),

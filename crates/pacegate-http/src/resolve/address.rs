@@ -20,6 +20,9 @@ use crate::head::Head;
 /// If the program does not provide the address, the request is answered with 500. It does not use a shared counter,
 /// because one client could then lock out all others. To change this, use `or_share` or `or_skip` of
 /// [`ResolveExt`](super::ResolveExt).
+///
+/// Use it if clients connect directly. Behind a proxy, all requests have the address of the proxy and share one
+/// counter: use [`ClientAddress`] there.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerAddress {
     prefix: u8,
@@ -54,7 +57,7 @@ pub struct ClientAddress<P = ()> {
 }
 
 /// The source of the connection's address for [`ClientAddress`]: `()` reads it from the [`Head`]; a closure can read it
-/// from elsewhere, such as the extensions that tonic sets.
+/// from elsewhere.
 pub trait Peer<H>: Send + Sync + 'static {
     /// Returns the address, if it is known.
     fn peer(&self, head: &H) -> Option<IpAddr>;
@@ -77,8 +80,9 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// Every TCP connection has a peer address. If it is missing, the program did not pass it to the middleware.
 const NO_PEER: &str = "the peer address of the connection is unknown: with axum, enable the feature `axum` of \
-                       pacegate-http and serve with `into_make_service_with_connect_info::<SocketAddr>()`; elsewhere, \
-                       insert `PeerAddr` into the extensions of each request; over a Unix socket, choose another key";
+                       pacegate-http and serve with `into_make_service_with_connect_info::<SocketAddr>()`; with tonic, \
+                       enable the feature `tonic`; elsewhere, insert `PeerAddr` into the extensions of each request; \
+                       over a Unix socket, choose another key";
 
 /// Default prefix length of IPv6 addresses. Providers assign at least a /64 network to each subscriber.
 const PREFIX: u8 = 64;
@@ -278,21 +282,10 @@ fn canonical_net(net: IpNet) -> IpNet {
 fn push_address(key: &mut KeyParts, address: IpAddr, prefix: u8) {
     match address {
         IpAddr::V4(v4) => key.write(|out| {
-            let mut text = [0; 15];
-            let mut end = 0;
             for (place, octet) in v4.octets().into_iter().enumerate() {
-                let digits = [octet / 100, octet / 10 % 10, octet % 10];
-                let first = digits.iter().position(|&digit| digit > 0).unwrap_or(2);
-                if place > 0 {
-                    text[end] = b'.';
-                    end += 1;
-                }
-                for digit in &digits[first..] {
-                    text[end] = b'0' + digit;
-                    end += 1;
-                }
+                out.extend_from_slice(if place > 0 { b"." } else { b"" });
+                out.extend_from_slice(itoa::Buffer::new().format(octet).as_bytes());
             }
-            out.extend_from_slice(&text[..end]);
         }),
         IpAddr::V6(v6) => key.write(|out| {
             use std::io::Write;

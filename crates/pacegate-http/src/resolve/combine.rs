@@ -3,6 +3,20 @@
 use super::{KeyParts, Missing, Resolve};
 
 /// Combines resolvers, and sets the treatment of requests without a value.
+///
+/// Implemented for every resolver and every closure.
+///
+/// ```
+/// use http::Request;
+/// use pacegate_http::{KeyParts, Missing, Resolve, resolve::{Header, Method, ResolveExt}};
+///
+/// let by = Header::from_static("x-tenant").or_share().and(Method);
+/// let (head, ()) = Request::new(()).into_parts();
+/// let mut key = KeyParts::new();
+/// assert_eq!(by.resolve(&head, &mut key), Ok(()));
+/// assert_eq!(key.iter().collect::<Vec<_>>(), [None, Some(&b"GET"[..])]);
+/// # let _: Option<Missing> = None;
+/// ```
 pub trait ResolveExt: Sized {
     /// Uses `other` if this value is missing. If both are missing, the setting of `other` applies.
     ///

@@ -18,6 +18,21 @@
 //! # resolver(who); resolver(tenant); resolver(own);
 //! # Ok::<(), ipnet::AddrParseError>(())
 //! ```
+//!
+//! | count by | resolver | a client can forge it |
+//! |---|---|---|
+//! | connection | [`PeerAddress`] | no |
+//! | client behind proxies | [`ClientAddress`] | no, if the trusted proxies are configured correctly |
+//! | user, after authentication | [`Extension`] | no |
+//! | verified token | [`BearerSubject`] | no |
+//! | API key | [`ApiKey`] | yes, unless it is verified before |
+//! | header, cookie | [`Header`], [`Cookie`] | yes, unless a proxy sets it |
+//! | route | [`MatchedRoute`] | no: there are as many as routes |
+//! | path, host, method | [`Path`], [`Host`], [`Method`] | yes |
+//! | everything together | [`Everyone`] | no |
+//!
+//! A value that a client can forge gives it a new counter for each request. Combine it with an address, or use it only
+//! for the `match` of a policy.
 
 mod address;
 mod combine;
@@ -40,6 +55,28 @@ pub use text::plain_host;
 ///
 /// Implemented for closures `Fn(&H) -> Option<K>` where `K` is any [`Key`]: text, a number, an address, a tuple. `None`
 /// is [`Missing::Unspecified`]. Implement it to read a value without a copy, or to return another [`Missing`].
+///
+/// ```
+/// use http::request::Parts;
+/// use pacegate_http::{KeyParts, Missing, Resolve};
+///
+/// /// The first segment of the path, such as `acme` of `/acme/orders`.
+/// struct Tenant;
+///
+/// impl Resolve for Tenant {
+///     fn resolve(&self, head: &Parts, key: &mut KeyParts) -> Result<(), Missing> {
+///         let tenant = head.uri.path().split('/').nth(1).filter(|tenant| !tenant.is_empty());
+///         key.push(tenant.ok_or(Missing::Reject)?.as_bytes());
+///         Ok(())
+///     }
+/// }
+///
+/// let (head, ()) = http::Request::get("/acme/orders").body(())?.into_parts();
+/// let mut key = KeyParts::new();
+/// assert_eq!(Tenant.resolve(&head, &mut key), Ok(()));
+/// assert_eq!(key.iter().next(), Some(Some(&b"acme"[..])));
+/// # Ok::<(), http::Error>(())
+/// ```
 pub trait Resolve<H = Parts>: Send + Sync + 'static {
     /// Adds the value to `key`, or adds nothing and returns how to treat a request without it.
     fn resolve(&self, head: &H, key: &mut KeyParts) -> Result<(), Missing>;
@@ -69,6 +106,17 @@ pub enum Missing {
 ///
 /// A key of one part equals that part: a [`Header`] with the value `alice` and `limiter.check("alice")` use the same
 /// counter.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::KeyParts;
+///
+/// let mut key = KeyParts::new();
+/// key.push(b"alice");
+/// let limiter = Limiter::memory(Limit::per_minute(1));
+/// assert!(limiter.check(&key).is_allowed());
+/// assert!(!limiter.check("alice").is_allowed(), "the same counter");
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyParts {
     bytes: SmallVec<[u8; 64]>,

@@ -16,6 +16,18 @@ pub struct Everyone;
 ///
 /// A client that can choose the value can have any number of counters. Use this for headers that your proxy sets, or
 /// combine it with an address.
+///
+/// ```
+/// use http::Request;
+/// use pacegate_http::{KeyParts, Missing, Resolve, resolve::Header};
+///
+/// let tenant = Header::from_static("x-tenant");
+/// let request = Request::builder().header("x-tenant", "acme").header("x-tenant", "other").body(())?;
+/// let (head, ()) = request.into_parts();
+/// let missing = tenant.resolve(&head, &mut KeyParts::new());
+/// assert_eq!(missing, Err(Missing::Unspecified), "two values: none is trusted");
+/// # Ok::<(), http::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Header(pub HeaderName);
 
@@ -36,18 +48,54 @@ pub struct ExactPath;
 
 /// The pattern of the matched route, such as `/users/{id}`. Requires axum and the feature `axum`; without the feature,
 /// requests are answered with 500. Missing if no route matched, or if the layer runs before routing.
+///
+/// The best key for limits per endpoint: `/users/1` and `/users/2` share a counter, and there are no more keys than
+/// routes.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::{RateLimitLayer, resolve::{MatchedRoute, PeerAddress, ResolveExt}};
+///
+/// let by = PeerAddress::new().and(MatchedRoute.or_share());
+/// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(60))).by(by);
+/// # let _ = layer;
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MatchedRoute;
 
 /// The method.
+///
+/// Use it together with another value, for example to count `GET` and `POST` of a client separately. Clients can send
+/// other methods than your service has, so each adds a key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Method;
 
 /// The requested host in a normal form, see [`plain_host`].
+///
+/// Use it for servers with several domains, together with a check that the host is one of yours: clients can send any
+/// host.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 
 /// A value of the request's extensions that the program has set, such as the authenticated user.
+///
+/// Set the extension in a layer that runs before this one: with axum, a layer that is added later runs earlier. If it
+/// is missing, the request is answered with 400; use `or` of [`ResolveExt`](super::ResolveExt) to count anonymous
+/// requests by address.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::{RateLimitLayer, resolve::{Extension, PeerAddress, ResolveExt}};
+///
+/// #[derive(Clone)]
+/// struct User {
+///     id: u64,
+/// }
+///
+/// let by = Extension::new(|user: &User| ("user", user.id)).or(PeerAddress::new());
+/// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(60))).by(by);
+/// # let _ = layer;
+/// ```
 pub struct Extension<T, F> {
     read: F,
     kind: PhantomData<fn(&T)>,

@@ -12,6 +12,16 @@ use crate::head::{Head, only};
 ///
 /// It is not verified here. A client that invents a new key for each request gets a new counter each time, so put this
 /// layer behind the one that verifies keys, or add an address.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+/// use pacegate_http::{RateLimitLayer, resolve::{ApiKey, PeerAddress, ResolveExt}};
+///
+/// // One client cannot get a new counter by inventing keys: each address has its own.
+/// let by = ApiKey::header(http::HeaderName::from_static("x-api-key")).and(PeerAddress::new());
+/// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(60))).by(by);
+/// # let _ = layer;
+/// ```
 #[derive(Clone)]
 pub struct ApiKey {
     place: Place,
@@ -22,6 +32,19 @@ pub struct ApiKey {
 ///
 /// There is no resolver for an unverified claim, because a client could choose its counter. If an outer layer has
 /// verified the token, read its result with [`Extension`](super::Extension) instead.
+///
+/// ```
+/// use pacegate_http::resolve::BearerSubject;
+///
+/// let by = BearerSubject::verified(|token: &str| {
+///     // Verify the signature and the expiry here.
+///     (token == "valid").then(|| "alice".to_owned())
+/// });
+/// # fn is_resolver(_: impl pacegate_http::Resolve) {}
+/// # is_resolver(by);
+/// ```
+///
+/// `verify` runs on the thread that serves the request: it must not call another service.
 #[derive(Clone)]
 pub struct BearerSubject<F> {
     verify: F,

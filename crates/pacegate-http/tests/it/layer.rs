@@ -505,7 +505,7 @@ fn bodies_of_other_kinds_are_made_by_a_closure() {
     #[derive(Debug, PartialEq)]
     struct Odd(usize);
     let odd = |_: Asking| ready(Ok::<_, Infallible>(Response::new(Odd(0))));
-    let layer = RateLimitLayer::new(per_minute(1)).with_body(|bytes: Bytes| Odd(bytes.len()));
+    let layer = RateLimitLayer::new(per_minute(1)).with_body(|bytes| Odd(bytes.len()));
     let service = layer.layer(service_fn(odd));
     let mut answers =
         (0..2).map(|_| pollster::block_on(service.clone().oneshot(get("/"))).unwrap());

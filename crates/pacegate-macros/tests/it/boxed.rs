@@ -1,4 +1,4 @@
-//! Methods of `#[async_trait]`, which turns them into others before the attribute sees them.
+//! Methods of `#[async_trait]`, which rewrites them before the attribute is expanded.
 #![warn(clippy::pedantic, clippy::nursery, unused)]
 
 use async_trait::async_trait;

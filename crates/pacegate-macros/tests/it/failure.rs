@@ -24,9 +24,9 @@ impl Store for Away {
     }
 }
 
-fn limiter(error: StoreError, ad_hoc: FailureMode) -> SharedLimiter {
+fn limiter(error: StoreError, inline: FailureMode) -> SharedLimiter {
     let policies = PolicySet::of_limits([Limit::per_second(0)]).unwrap();
-    SharedLimiter::new(Away(error), policies.failing_ad_hoc(ad_hoc))
+    SharedLimiter::new(Away(error), policies.inline_failure(inline))
 }
 
 const HALF: FailureMode = Local { numerator: 1, denominator: NonZeroU32::new(2).unwrap() };
@@ -64,8 +64,8 @@ macro_rules! of_nine {
 
 #[test]
 fn each_function_has_its_failure_mode() {
-    for ad_hoc in [FailureMode::Open, Closed] {
-        let limiter = &limiter(StoreError::TimedOut, ad_hoc);
+    for inline in [FailureMode::Open, Closed] {
+        let limiter = &limiter(StoreError::TimedOut, inline);
         assert_eq!(of_nine!(limiter, open), 9);
         assert_eq!(of_nine!(limiter, closed), 0);
         assert_eq!(of_nine!(limiter, local), 4);
@@ -78,8 +78,8 @@ fn each_function_has_its_failure_mode() {
 
 #[test]
 fn unless_it_does_the_limiter_says() {
-    let of = |ad_hoc| {
-        let limiter = &limiter(StoreError::TimedOut, ad_hoc);
+    let of = |inline| {
+        let limiter = &limiter(StoreError::TimedOut, inline);
         of_nine!(limiter, unsaid)
     };
     assert_eq!([of(FailureMode::Open), of(Closed), of(HALF)], [9, 0, 2]);

@@ -46,13 +46,21 @@ use crate::{
     cluster::{self, Range},
     link::{Access, Address, Link},
     resolver::Sentinels,
-    store::{DEFAULT_DEADLINE, DEFAULT_PREFIX},
+    store::RedisStore,
     url::{RedisUrl, Servers},
 };
 
 pub use report::{Finding, Level, Part, Report, ServerReport};
 
 /// The settings with which a store will use the servers.
+///
+/// ```
+/// use std::time::Duration;
+/// use pacegate_redis::doctor::Options;
+///
+/// let options = Options::default().deadline(Duration::from_millis(50)).prefix("shop:");
+/// assert_eq!(options.prefix, "shop:");
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
@@ -64,7 +72,10 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { deadline: DEFAULT_DEADLINE, prefix: DEFAULT_PREFIX.to_owned() }
+        Self {
+            deadline: RedisStore::DEFAULT_DEADLINE,
+            prefix: RedisStore::DEFAULT_PREFIX.to_owned(),
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 use std::fmt;
 
 /// Severity of a finding.
+///
+/// Levels are ordered, so that `finding.level >= Level::Warning` selects warnings and problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// Everything is fine.
@@ -14,6 +16,8 @@ pub enum Level {
 }
 
 /// The result of one check.
+///
+/// Filter by `level`, and use `subject` to ignore findings that you accept: the text may change between versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
@@ -58,6 +62,8 @@ pub struct ServerReport {
 }
 
 /// All findings.
+///
+/// [`worst`](Self::worst) summarizes it, for example for an exit code.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use pacegate::{Charge, Clock, KeyRef, Limit, PolicyName, Store, SystemClock, Update};
+use pacegate::{
+    Charge, Clock, KeyRef, Limit, ParseLimitError, PolicyName, Store, StoreError, SystemClock,
+    Update, policy::PolicyNameError,
+};
 
 use super::{Finding, Options, findings as table};
 use crate::{RedisStore, cell::Names, cluster::Range, store::RedisStoreBuilder, url::RedisUrl};
@@ -18,6 +21,32 @@ const POLICY: &str = "doctor";
 pub(super) struct Trial {
     store: RedisStore,
     names: Names,
+}
+
+/// The reason why a trial failed.
+#[derive(Debug, thiserror::Error)]
+enum TrialError {
+    #[error(transparent)]
+    Policy(#[from] PolicyNameError),
+    #[error(transparent)]
+    Limit(#[from] ParseLimitError),
+    #[error("{0}: {1}")]
+    Charge(&'static str, ChargeError),
+}
+
+/// The reason why the charges to one limit failed.
+#[derive(Debug, thiserror::Error)]
+enum ChargeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("no outcome")]
+    NoOutcome,
+    #[error("the first charge was denied")]
+    FirstDenied,
+    #[error("the second charge was admitted")]
+    SecondAdmitted,
+    #[error("the second charge has a retry time of {0:?}; expected up to a minute")]
+    RetryAfter(Option<Duration>),
 }
 
 impl Trial {
@@ -37,16 +66,16 @@ impl Trial {
         }
     }
 
-    async fn try_all(&self, slots: &[Range]) -> Result<(), String> {
-        let policy: PolicyName = POLICY.parse().map_err(|error| format!("{error}"))?;
+    async fn try_all(&self, slots: &[Range]) -> Result<(), TrialError> {
+        let policy: PolicyName = POLICY.parse()?;
         let start = SystemClock::new().now().as_micros();
         for text in LIMITS {
-            let limit: Limit = text.parse().map_err(|error| format!("{error}"))?;
+            let limit: Limit = text.parse()?;
             // The key contains the time, so that no other process uses it.
             let mut keys = (0..u64::MAX).map(|number| format!("{start}-{number}"));
             let key = keys.find(|key| self.is_in(slots, &charge(policy, key, limit)));
             let tried = self.try_one(charge(policy, &key.unwrap_or_default(), limit)).await;
-            tried.map_err(|problem| format!("{text}: {problem}"))?;
+            tried.map_err(|error| TrialError::Charge(text, error))?;
         }
         Ok(())
     }
@@ -56,34 +85,27 @@ impl Trial {
         slots.is_empty() || slots.iter().any(|range| (range.first..=range.last).contains(&slot))
     }
 
-    async fn try_one(&self, charge: Charge<'_>) -> Result<(), String> {
+    async fn try_one(&self, charge: Charge<'_>) -> Result<(), ChargeError> {
         let tried = self.charge_twice(charge).await;
-        let reset =
-            self.store.update(&charge, Update::Reset).await.map_err(|error| error.to_string());
-        tried.and(reset.map(drop))
+        let reset = self.store.update(&charge, Update::Reset).await;
+        tried.and(reset.map(drop).map_err(ChargeError::from))
     }
 
-    async fn charge_twice(&self, charge: Charge<'_>) -> Result<(), String> {
+    async fn charge_twice(&self, charge: Charge<'_>) -> Result<(), ChargeError> {
         for (permit, expected) in [(1, true), (2, false)] {
             let mut charge = charge;
             charge.permit = permit;
-            let answered =
-                self.store.charge(&[charge], None).await.map_err(|error| error.to_string())?;
-            let outcome = answered.first().ok_or("no outcome")?;
-            if outcome.is_admitted() != expected {
-                let word = if expected {
-                    "the first charge was denied"
-                } else {
-                    "the second charge was admitted"
-                };
-                return Err(word.to_owned());
+            let outcomes = self.store.charge(&[charge], None).await?;
+            let outcome = outcomes.first().ok_or(ChargeError::NoOutcome)?;
+            match (expected, outcome.is_admitted()) {
+                (true, false) => return Err(ChargeError::FirstDenied),
+                (false, true) => return Err(ChargeError::SecondAdmitted),
+                _ => {}
             }
             let wait = outcome.retry_after();
             let fits = wait.is_some_and(|wait| !wait.is_zero() && wait <= Duration::from_secs(60));
             if !expected && !fits {
-                return Err(format!(
-                    "the second charge has a retry time of {wait:?}; expected up to a minute"
-                ));
+                return Err(ChargeError::RetryAfter(wait));
             }
         }
         Ok(())

@@ -168,6 +168,14 @@ impl Layout {
     /// Replaces the text before the first placeholder with `prefix` and a colon: `shop:{key}:{window}` instead of
     /// `rl:{key}:{window}`. Has no effect on the native layout, whose prefix is set by
     /// [`RedisStoreBuilder::prefix`](crate::RedisStoreBuilder::prefix).
+    ///
+    /// ```
+    /// use pacegate_redis::Layout;
+    ///
+    /// // Counts in `shop:alice:{window}` instead of `rl:alice:{window}`.
+    /// let layout = Layout::unix_time().with_prefix("shop");
+    /// assert_ne!(layout, Layout::unix_time());
+    /// ```
     #[must_use]
     pub fn with_prefix(&self, prefix: &str) -> Self {
         let prefixed =
@@ -176,6 +184,9 @@ impl Layout {
     }
 
     /// Returns whether the layout works on a Redis or Valkey cluster.
+    ///
+    /// Check it when your program reads its configuration. Only [`Layout::typescript_sliding`] does not: it reads two
+    /// keys in one script, and they are in different slots.
     pub fn works_on_cluster(&self) -> bool {
         self.rules().is_none_or(|rules| rules.counting != Counting::Pair)
     }

@@ -8,6 +8,8 @@ use crate::time::MAX_DURATION;
 /// A custom [layout](super::Layout), created with [`Layout::template`](super::Layout::template).
 ///
 /// By default, a counter lives for one window from its first request.
+///
+/// The lifetime only removes old counters; it never ends a window, because the window is part of the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a template does nothing until a store uses it"]
 pub struct Template(pub(super) Rules);

@@ -9,7 +9,7 @@
 --          does now), and the time at which the log is empty.
 
 local CHARGE, REFUND = 0, 1
-local MOST, CHUNK = 2 ^ 53, 1000
+local MAX_INTEGER, CHUNK = 2 ^ 53, 1000
 
 local key, prefix = KEYS[1], ARGV[2]
 local given, tick, width, action, amount, cost, times, life, create, refreshed =
@@ -40,7 +40,7 @@ end
 -- Returns the time at which an entry expires, rounded up to a whole microsecond.
 local function leaves(index)
   local entry = call('ZRANGE', key, index, index, 'WITHSCORES')
-  return math.min(math.ceil((entry[2] + width) * tick), MOST)
+  return math.min(math.ceil((entry[2] + width) * tick), MAX_INTEGER)
 end
 
 local free, fit = amount - live, 0

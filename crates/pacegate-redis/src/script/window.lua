@@ -9,7 +9,7 @@
 
 local CHARGE, REFUND = 0, 1
 -- Counts are capped here: larger ones have no exact double.
-local MOST = 2 ^ 53
+local MAX_INTEGER = 2 ^ 53
 
 local key = KEYS[1]
 local given, start, period, action, units, life, refreshed, create = unpack('<I8I8I8I8I8I8I8I8', ARGV[1])
@@ -18,7 +18,7 @@ set_now(given)
 if now < start or now >= start + period then return { now } end
 
 local function bounded(count)
-  return math.max(math.min(count, MOST), -MOST)
+  return math.max(math.min(count, MAX_INTEGER), -MAX_INTEGER)
 end
 
 -- The value of a counter, or nil. An error reply if it is not a number.

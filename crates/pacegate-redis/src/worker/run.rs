@@ -14,13 +14,12 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_millis(500);
 /// Interval of pings to a server that is too slow.
 const SLOW_RETRY: Duration = Duration::from_millis(200);
-const TOO_SLOW: &str = "the server is too slow to answer within the deadline";
 /// Maximum number of round trips in flight: the server works on one while the worker prepares or reads the other.
 const MAX_TRIPS: usize = 2;
 /// Number of cells above which a queue is split into two round trips.
 const SPLIT_CELLS: usize = 64;
 /// Time without an answer after which the worker reconnects.
-const PING_TIMEOUT: Duration = Duration::from_millis(1_000);
+pub(super) const PING_TIMEOUT: Duration = Duration::from_millis(1_000);
 
 /// Shuts the worker down when its task ends for any reason, so that no request waits for it.
 pub(super) struct CloseOnDrop(pub(super) Arc<NodeWorker>);
@@ -39,8 +38,8 @@ pub(super) async fn run(guard: CloseOnDrop) {
         worker.queue.lock().moved = false;
         match connect_and_serve(worker).await {
             Ok(()) => wait = FIRST_RETRY,
-            Err(reason) => {
-                worker.close(&reason);
+            Err(failure) => {
+                worker.close(failure);
                 // With jitter, so that not all clients reconnect at once.
                 worker.pause(wait / 2 + crate::time::jitter(wait / 2)).await;
                 wait = (wait * 2).min(LAST_RETRY);
@@ -50,22 +49,21 @@ pub(super) async fn run(guard: CloseOnDrop) {
 }
 
 /// Serves requests over a new connection until it breaks. Returns an error if it was never usable.
-async fn connect_and_serve(worker: &Arc<NodeWorker>) -> Result<(), String> {
-    let connected = worker.resolver.connect().await;
-    let mut link = connected.map_err(|error| format!("cannot connect: {error}"))?;
+async fn connect_and_serve(worker: &Arc<NodeWorker>) -> Result<(), Failure> {
+    let mut link = worker.resolver.connect().await.map_err(Failure::Connect)?;
     let (since, mut answered) = (Instant::now(), false);
-    let reason = loop {
-        if let Err(reason) = wait_until_fast(worker, &mut link).await {
-            break reason;
+    let failure = loop {
+        if let Err(failure) = wait_until_fast(worker, &mut link).await {
+            break failure;
         }
         match serve(worker, &mut link, &mut answered).await {
-            Failure::Late => worker.close(TOO_SLOW),
-            Failure::Lost(reason) => break reason,
+            Failure::Late => worker.close(Failure::Late),
+            failure => break failure,
         }
     };
-    worker.close(&reason);
+    worker.close(&failure);
     // Some servers disconnect idle clients.
-    if answered || since.elapsed() > PING_TIMEOUT { Ok(()) } else { Err(reason) }
+    if answered || since.elapsed() > PING_TIMEOUT { Ok(()) } else { Err(failure) }
 }
 
 /// Serves requests until a failure. Sets `answered` after the first reply.
@@ -101,12 +99,11 @@ async fn serve(worker: &Arc<NodeWorker>, link: &mut Link, answered: &mut bool) -
             }
             () = worker.wake.notified(), if trips.len() < MAX_TRIPS => {}
             () = link.gone(), if trips.is_empty() => {
-                return Failure::Lost("the server closed the connection".to_owned());
+                return Failure::Closed;
             }
         }
     }
-    let failure = Failure::Lost(worker.reason());
-    finish_others(worker, trips, failure).await
+    finish_others(worker, trips, Failure::Interrupted(worker.reason())).await
 }
 
 /// Closes the worker and waits for the round trips in flight, each of which has a deadline.
@@ -115,16 +112,13 @@ async fn finish_others(
     mut trips: FuturesUnordered<impl Future<Output = Result<(), Failure>>>,
     failure: Failure,
 ) -> Failure {
-    worker.close(match &failure {
-        Failure::Late => TOO_SLOW,
-        Failure::Lost(reason) => reason,
-    });
+    worker.close(&failure);
     while trips.next().await.is_some() {}
     failure
 }
 
 /// Waits until the server answers within the deadline. Returns an error if the connection is no longer usable.
-async fn wait_until_fast(worker: &NodeWorker, link: &mut Link) -> Result<(), String> {
+async fn wait_until_fast(worker: &NodeWorker, link: &mut Link) -> Result<(), Failure> {
     // The first reply of a connection may be late without a reason to worry.
     let mut is_first = true;
     while !worker.is_interrupted() {
@@ -133,13 +127,13 @@ async fn wait_until_fast(worker: &NodeWorker, link: &mut Link) -> Result<(), Str
             Ok(Ok(_)) if is_first => {}
             Ok(Ok(took)) => {
                 let deadline = worker.common.deadline;
-                worker.close(&format!("the server answers in {took:.0?}, above {deadline:?}"));
+                worker.close(format_args!("the server answers in {took:.0?}, above {deadline:?}"));
                 worker.pause(SLOW_RETRY).await;
             }
-            Ok(Err(error)) => return Err(error.to_string()),
-            Err(_) => return Err(format!("no answer to a ping within {PING_TIMEOUT:?}")),
+            Ok(Err(error)) => return Err(Failure::Ping(error)),
+            Err(_) => return Err(Failure::PingTimeout),
         }
         is_first = false;
     }
-    Err(worker.reason())
+    Err(Failure::Interrupted(worker.reason()))
 }

@@ -12,9 +12,10 @@ use serde::{
 };
 
 use super::{
-    file,
-    place::{At, Form},
+    policies::FailureSection,
     rlaas::RateLimiter,
+    settings::Config,
+    spanned::{At, Form},
 };
 
 /// The parts of such a file that are read. Every name at its top that is neither RLaaS's nor ours is Spring's, and is
@@ -23,9 +24,9 @@ use super::{
 pub(super) struct Application {
     pub(super) limiter: At<RateLimiter>,
     /// The failure mode of the one policy.
-    pub(super) failure: Option<At<Form<file::Failure>>>,
+    pub(super) failure: Option<At<Form<FailureSection>>>,
     /// All other sections of a Pacegate file, except for policies.
-    pub(super) service: file::Config,
+    pub(super) config: Config,
 }
 
 impl<'de> Deserialize<'de> for Application {
@@ -45,18 +46,18 @@ impl<'de> Visitor<'de> for ApplicationVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Application, A::Error> {
         let mut top = TopLevel { map, limiter: None, failure: None };
-        let service = file::Config::deserialize(&mut top)?;
+        let config = Config::deserialize(&mut top)?;
         let limiter = top.limiter.ok_or_else(|| A::Error::missing_field("rate-limiter"))?;
-        Ok(Application { limiter, failure: top.failure, service })
+        Ok(Application { limiter, failure: top.failure, config })
     }
 }
 
-/// The map as a deserializer for [`file::Config`], without the names that it would reject. Serde passes the names of
+/// The map as a deserializer for [`Config`], without the names that it would reject. Serde passes the names of
 /// its fields, so a new field needs no entry here.
 struct TopLevel<A> {
     map: A,
     limiter: Option<At<RateLimiter>>,
-    failure: Option<At<Form<file::Failure>>>,
+    failure: Option<At<Form<FailureSection>>>,
 }
 
 impl<'de, A: MapAccess<'de>> Deserializer<'de> for &mut TopLevel<A> {

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    place::At,
     problem::Problems,
+    spanned::At,
     text::{self, ValueError},
 };
 
@@ -30,13 +30,13 @@ const BYTES: BoundForm<usize> = BoundForm {
     parse: text::size,
     schema: |_, default| {
         let number = json!({"type": "integer", "format": "uint64", "minimum": 0});
-        json!({"anyOf": [number, {"type": "string"}], "default": text::shown_size(default)})
+        json!({"anyOf": [number, {"type": "string"}], "default": text::format_size(default)})
     },
 };
 
 const TIME: BoundForm<Duration> = BoundForm {
     parse: text::duration,
-    schema: |_, default| json!({"type": "string", "default": text::shown(default)}),
+    schema: |_, default| json!({"type": "string", "default": text::format_duration(default)}),
 };
 
 const KIB: usize = 1 << 10;
@@ -75,8 +75,8 @@ macro_rules! bounds {
             /// Returns the bounds, with the default for each that is absent or invalid.
             pub(super) fn read(&self, problems: &mut Problems<'_>) -> Bounds {
                 let mut bounds = Bounds::default();
-                $(if let Some(At { value, place, .. }) = &self.$name
-                    && let Some(read) = problems.take(*place, ($form.parse)(value, $range))
+                $(if let Some(At { value, location, .. }) = &self.$name
+                    && let Some(read) = problems.take(*location, ($form.parse)(value, $range))
                 {
                     bounds.$name = read;
                 })+

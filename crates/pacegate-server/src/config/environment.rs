@@ -27,7 +27,6 @@ pub(crate) type Secret = Result<Option<Vec<u8>>, SecretError>;
 /// The reason why a secret cannot be used. The secret itself is not part of it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum SecretError {
     #[error("the environment variable `{0}` is not set: set it")]
     Unset(String),
@@ -121,7 +120,7 @@ impl<'a> Environment<'a> {
 }
 
 /// Resolves a path relative to the directory of the file `from`.
-pub(super) fn beside(from: &str, path: &str) -> PathBuf {
+pub(super) fn beside(from: &str, path: impl AsRef<Path>) -> PathBuf {
     Path::new(from).parent().unwrap_or(Path::new("")).join(path)
 }
 

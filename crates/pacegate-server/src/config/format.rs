@@ -2,8 +2,7 @@
 
 /// The format of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FileFormat {
+pub(crate) enum FileFormat {
     /// Pacegate's own.
     Pacegate,
     /// RLaaS: it has a `rate-limiter` at the top.
@@ -13,7 +12,7 @@ pub enum FileFormat {
 }
 
 /// Returns the format of a file by the names at its top level. The file may still be invalid.
-pub fn format_of(text: &str) -> FileFormat {
+pub(crate) fn format_of(text: &str) -> FileFormat {
     let mut format = FileFormat::Pacegate;
     for name in top_level(text) {
         match name {

@@ -16,7 +16,7 @@ pub(crate) fn among(word: &str, choices: &[&str]) -> String {
     }
     let quoted: Vec<_> = choices.iter().map(|choice| format!("`{choice}`")).collect();
     match &*quoted {
-        [] => "leave it out".to_owned(),
+        [] => "remove it".to_owned(),
         [only] => format!("write {only}"),
         [first @ .., last] => format!("write {} or {last}", first.join(", ")),
     }
@@ -84,7 +84,7 @@ mod tests {
             assert_eq!(among(word, &fields), said, "{word}");
         }
         assert_eq!(among("x", &["only"]), "write `only`");
-        assert_eq!(among("x", &[]), "leave it out");
+        assert_eq!(among("x", &[]), "remove it");
         assert_eq!(among(&"limit".repeat(1_000), &fields[..1]), "write `name`");
     }
 

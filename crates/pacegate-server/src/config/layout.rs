@@ -4,20 +4,38 @@ use std::time::Duration;
 
 use pacegate::{Limit, PolicyName, StoreError};
 use pacegate_redis::Layout;
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 use super::{
-    file,
     hint::{among, shorten},
-    place::{Form, Forms},
-    service::Reader,
+    settings::Reader,
+    spanned::{At, Either, Form, Forms},
+    store::StoreSection,
     text::duration,
-    written::scalar_text,
 };
+
+/// Fixed windows with custom keys.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Layout")]
+pub(crate) struct LayoutSection {
+    /// The names of keys: text with `{key}` and one of `{window}`, `{window_start}` and `{window_start_ms}`.
+    #[schemars(example = "myapp:{key}:{window}")]
+    template: At<String>,
+
+    /// Time that a counter outlives its window, up to 365d.
+    #[schemars(extend("default" = "0s"))]
+    ttl_slack: Option<At<String>>,
+
+    /// Renews the expiry of a counter with every request. By default, only the first request sets it.
+    #[serde(default)]
+    refresh_ttl: bool,
+}
 
 /// The reason why the layout of a store cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-#[expect(missing_docs, reason = "the message of each variant documents it")]
 pub enum LayoutError {
     #[error(
         "`{text}` is neither a layout nor a template such as `myapp:{{key}}:{{window}}`: {choices}"
@@ -59,53 +77,57 @@ const LAYOUTS: [NamedLayout; 9] = [
 /// The longest `ttl_slack`.
 const MAX_SLACK: Duration = Duration::from_secs(365 * 24 * 3_600);
 
+impl Forms for LayoutSection {
+    const EXPECTED: &'static str = "a layout such as `spring`, a template such as `myapp:{key}:{window}`, or \
+                                    `template` with `ttl_slack` and `refresh_ttl`";
+    type AnyForm = Either<String, Self>;
+}
+
 impl Reader<'_, '_> {
     /// Returns the layout of a store, with its prefix; `default` if it is absent or invalid.
-    pub(super) fn layout(&mut self, parts: &file::Store, default: &Layout) -> Layout {
-        let Some(written) = &parts.layout else { return self.prefixed(parts, default) };
+    pub(super) fn layout(&mut self, section: &StoreSection, default: &Layout) -> Layout {
+        let Some(written) = &section.layout else { return self.prefixed(section, default) };
         let template = match &written.value {
-            Form::Map(parts) => self.template(parts),
+            Form::Map(template) => self.template(template),
             Form::One(scalar) => {
-                let text = scalar_text(scalar, written.origin, self.problems);
+                let text = written.scalar_text(scalar, self.problems);
                 match text.contains('{') {
                     true => {
                         let template = Layout::template(&text);
-                        self.problems.take(written.place, template).map(Into::into)
+                        self.problems.take(written.location, template).map(Into::into)
                     }
                     false => {
-                        let named = self.problems.take(written.place, named(&text));
-                        return self.prefixed(parts, &named.unwrap_or_else(|| default.clone()));
+                        let named = self.problems.take(written.location, named(&text));
+                        return self.prefixed(section, &named.unwrap_or_else(|| default.clone()));
                     }
                 }
             }
             Form::List(_) => {
-                self.problems
-                    .add(written.place, format_args!("expected {}", file::Layout::EXPECTED));
+                self.problems.expected::<LayoutSection>(written.location);
                 None
             }
         };
-        if let Some(prefix) = &parts.prefix {
+        if let Some(prefix) = &section.prefix {
             let message = "a template begins with its prefix: write it there, and remove `prefix`";
-            self.problems.add(prefix.place, message);
+            self.problems.add(prefix.location, message);
         }
         template.unwrap_or_else(|| default.clone())
     }
 
-    fn prefixed(&self, parts: &file::Store, layout: &Layout) -> Layout {
-        match &parts.prefix {
+    fn prefixed(&self, section: &StoreSection, layout: &Layout) -> Layout {
+        match &section.prefix {
             Some(prefix) => layout.with_prefix(&prefix.value),
             None => layout.clone(),
         }
     }
 
-    fn template(&mut self, parts: &file::Layout) -> Option<Layout> {
-        let file::Layout { template, ttl_slack, refresh_ttl } = parts;
-        let place = template.place;
-        let template = self.problems.take(place, Layout::template(&template.value));
+    fn template(&mut self, section: &LayoutSection) -> Option<Layout> {
+        let LayoutSection { template, ttl_slack, refresh_ttl } = section;
+        let template = self.problems.take(template.location, Layout::template(&template.value));
         let slack = match ttl_slack {
             Some(slack) => {
                 let read = duration(&slack.value, Duration::ZERO..=MAX_SLACK);
-                self.problems.take(slack.place, read)?
+                self.problems.take(slack.location, read)?
             }
             None => Duration::ZERO,
         };

@@ -1,21 +1,20 @@
 //! The configuration: policies, store, API keys and listeners.
 //!
-//! [`read`] converts a file to [`Settings`], or returns all mistakes in it. The types in `file.rs` define the format of
-//! the file and its JSON Schema.
+//! [`read`] converts a file to [`Settings`], or returns all mistakes in it. A section of the file is declared
+//! once, in the module that reads it: name, type, default, documentation and bounds of its fields.
 
 mod application;
 mod bounds;
+mod choices;
 mod environment;
-mod file;
 mod files;
 mod format;
-mod forms;
 mod hint;
 mod layout;
+mod listen;
 mod load;
 mod mask;
 mod matching;
-mod place;
 mod placeholder;
 mod policies;
 mod problem;
@@ -24,38 +23,40 @@ mod reference;
 mod rlaas;
 mod rules;
 mod schema;
-mod service;
+mod security;
 mod settings;
+mod spanned;
+mod store;
 mod text;
 mod warnings;
-mod written;
 mod yaml;
 
-pub use bounds::Bounds;
-pub use environment::{Environment, SecretError};
-pub use format::{FileFormat, format_of};
-pub use layout::LayoutError;
+pub use environment::Environment;
+pub use listen::{Bind, BindError};
 pub use load::{LoadError, load};
-pub use pacegate_http::{HeaderStyle, Headers, ResetStyle};
-pub use problem::{ConfigError, Diagnostic, Position};
+pub use problem::ConfigError;
 pub use reference::reference;
 pub use schema::schema;
-pub use service::StoreAddressError;
-pub use settings::{
-    Bind, Credential, Descriptors, Scope, Security, Settings, StoreSettings, TlsFiles,
-};
-pub use text::BindError;
+pub use settings::Settings;
+pub use store::StoreSettings;
 pub use warnings::warnings;
 
+pub(crate) use bounds::Bounds;
+pub(crate) use environment::SecretError;
 pub(crate) use files::Files;
+pub(crate) use format::{FileFormat, format_of};
+pub(crate) use layout::LayoutError;
 pub(crate) use load::rule_files;
 pub(crate) use mask::masked;
+pub(crate) use security::{Credential, Scope, Security, TlsFiles};
+pub(crate) use settings::Descriptors;
+pub(crate) use store::StoreAddressError;
 pub(crate) use yaml::message;
 
 use pacegate::PolicySet;
 
 use problem::Problems;
-use service::Reader;
+use settings::{Config, Reader};
 
 use crate::envoy::RuleFile;
 
@@ -90,19 +91,18 @@ fn read_pacegate(
     environment: &Environment<'_>,
 ) -> Result<Settings, ConfigError> {
     let mut problems = Problems::new(file, text);
-    let written: Option<Option<file::Config>> = recover::parse(text, &mut problems);
-    let written = match written.flatten() {
-        Some(written) => written,
+    let config: Option<Option<Config>> = recover::parse(text, &mut problems);
+    let config = match config.flatten() {
+        Some(config) => config,
         None if problems.is_empty() => return Err(ConfigError::whole(file, NOTHING)),
         None => return problems.finish(None),
     };
-    let policies = written.policies.as_deref();
-    let is_told_that_none = policies.is_some_and(<[_]>::is_empty);
+    let policies = config.policies.as_deref();
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
     let mut settings = Settings::new(none);
-    settings.may_limit_nothing = is_told_that_none;
+    settings.may_limit_nothing = policies.is_some_and(<[_]>::is_empty);
     // Read the store first: its layout determines which limits it can count.
-    Reader { file, environment, problems: &mut problems }.service(&written, &mut settings);
+    Reader { file, environment, problems: &mut problems }.read(&config, &mut settings);
     let policies =
         policies::policies(policies.unwrap_or_default(), &settings.layout, &mut problems);
     settings.policies = policies.unwrap_or(settings.policies);

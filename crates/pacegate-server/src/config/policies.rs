@@ -1,4 +1,4 @@
-//! Reads policies.
+//! The section `policies`.
 
 use std::{collections::HashMap, slice};
 
@@ -9,44 +9,235 @@ use pacegate::{
     },
 };
 use pacegate_redis::Layout;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize;
 use serde_saphyr::Location;
 
 use super::{
-    file,
+    choices::choices,
     hint::{among, shorten},
     layout::supported,
-    matching::matching,
-    place::{At, Form, Forms, NoMap},
+    matching::{ConditionSection, matching},
     problem::Problems,
+    spanned::{At, Either, Entries, Form, Forms, Texts},
     text::share,
-    written::{scalar_text, texts},
 };
 
+/// A named rule: the requests that it covers, the attributes that they are counted by, and their limits.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Policy")]
+pub(crate) struct PolicySection {
+    /// Unique name: 1 to 64 of `A-Z a-z 0-9 _ . -`; not `ad-hoc`. It is part of the keys of counters: a renamed policy
+    /// starts with new counters.
+    #[schemars(example = "login-per-ip")]
+    name: At<String>,
+
+    /// The domain of the requests that the policy covers. Default: requests without a domain.
+    #[schemars(extend("default" = ""))]
+    domain: Option<String>,
+
+    /// Conditions on the attributes of a request, all of which must hold. Default: every request of the domain.
+    #[serde(rename = "match")]
+    matching: Option<Entries<Form<ConditionSection>>>,
+
+    /// The form in which `match` compares and `per` counts the attribute `path`.
+    #[schemars(extend("default" = "normalized"))]
+    paths: Option<PathsChoice>,
+
+    /// The attribute to count by: each of its values has its own counter. With a list of attributes, each combination
+    /// of values has its own counter. Default: one counter for all requests.
+    #[schemars(example = &"user", example = ["tenant", "user"])]
+    per: Option<Texts>,
+
+    /// The treatment of a request without an attribute of `per`.
+    #[schemars(extend("default" = "share"))]
+    missing: Option<MissingChoice>,
+
+    /// An amount per period, with an optional burst and algorithm. Several in a list are charged all or nothing.
+    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `ms`, `s`, `m`, `h`, `d`, `w`.
+    #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/hour"])]
+    limit: Texts,
+
+    /// The algorithm of all limits of this policy whose text does not name one.
+    #[schemars(with = "Option<AlgorithmName>", extend("default" = "fixed-window"))]
+    algorithm: Option<At<String>>,
+
+    /// The burst, unless it is in the text of the limit. Makes the limit a `token-bucket`.
+    #[schemars(range(min = 1))]
+    burst: Option<At<u64>>,
+
+    /// Maximum cost of one request. Default: as much as the limit can admit at once.
+    #[schemars(range(min = 1))]
+    max_cost: Option<At<u64>>,
+
+    /// Other limits for some of the requests: the first that matches replaces `limit`. Each override has its own
+    /// counters.
+    #[serde(default)]
+    overrides: Vec<OverrideSection>,
+
+    /// Enforces the limits, or only counts and reports.
+    #[schemars(extend("default" = "enforce"))]
+    mode: Option<ModeChoice>,
+
+    /// The failure mode, which applies when the store does not answer.
+    #[schemars(
+        extend("default" = "local"),
+        example = &"closed",
+        example = serde_json::json!({"local": "1/3"})
+    )]
+    failure: Option<At<Form<FailureSection>>>,
+
+    /// Units that this process may charge ahead in Redis or Valkey and spend without a round trip: a number, or a part
+    /// of the limit. For fixed and sliding windows. Leases never admit more than the limit, but a request may be denied
+    /// while another process holds unspent units.
+    #[schemars(with = "Option<Either<u64, String>>", example = 50, example = "5%")]
+    lease: Option<At<String>>,
+
+    /// The hash tag of the keys of this policy on a cluster. Policies of one request with the same tag are charged in
+    /// one step.
+    #[schemars(extend("default" = "key"))]
+    tag: Option<At<TagSection>>,
+}
+
+/// Other limits for some requests of a policy, with their own counters. Their keys contain the policy's name and
+/// `match`: a new `limit` with the same algorithm and period keeps its usage.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Override")]
+pub(crate) struct OverrideSection {
+    /// The requests of the policy that the override applies to.
+    #[serde(rename = "match")]
+    matching: Entries<Form<ConditionSection>>,
+
+    /// Their limits, or `unlimited`.
+    #[schemars(example = "1000/minute", example = &"unlimited")]
+    limit: Texts,
+}
+
+choices! {
+    /// The mode of a policy.
+    #[schemars(rename = "Mode")]
+    ModeChoice => Mode {
+        /// Requests over the limit are denied.
+        Enforce => Mode::Enforce,
+        /// Requests over the limit are counted and reported, and pass.
+        Shadow => Mode::Shadow,
+    }
+}
+
+choices! {
+    /// The form in which the attribute `path` is compared and counted.
+    #[schemars(rename = "Paths")]
+    PathsChoice => Paths {
+        /// In one spelling: decoded, without query, path parameters, dot segments, repeated and trailing slashes, and
+        /// in lower case. Patterns get the same spelling.
+        Normalized => Paths::Normalized,
+        /// The same, but upper and lower case differ.
+        CaseSensitive => Paths::CaseSensitive,
+        /// As it was sent.
+        Exact => Paths::Exact,
+    }
+}
+
+choices! {
+    /// The treatment of a request without an attribute of `per`.
+    #[schemars(rename = "Missing")]
+    MissingChoice => Missing {
+        /// All such requests share one counter, so that a client gains nothing by leaving the attribute out.
+        Share => Missing::Share,
+        /// The policy does not cover the request.
+        Skip => Missing::Skip,
+    }
+}
+
+/// `local` with a share.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Failure")]
+pub(crate) struct FailureSection {
+    /// Count in the memory of this process, at this part of the limit: `1/3` if three processes share the load.
+    #[schemars(example = "1/3")]
+    local: At<String>,
+}
+
+/// The failure mode, which applies when the store does not answer.
+#[derive(JsonSchema)]
+#[schemars(rename_all = "kebab-case")]
+#[expect(dead_code, reason = "only its schema is used; `Form` parses the value")]
+pub(crate) enum FailureName {
+    /// Let requests pass, and count nothing.
+    Open,
+    /// Deny requests, with a `Retry-After` of one second.
+    Closed,
+    /// Count in the memory of this process, at the full limit.
+    Local,
+}
+
+/// The hash tag of the keys of a policy on a cluster.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "Tag")]
+pub(crate) enum TagSection {
+    /// The key: spreads the keys over all servers.
+    Key,
+    /// The value of this attribute, one of those in `per`.
+    Attribute(At<String>),
+    /// This name, which other policies may share: all of their counters are on one server.
+    Name(At<String>),
+}
+
+/// The schema of an algorithm's name.
+pub(crate) enum AlgorithmName {}
+
+impl JsonSchema for AlgorithmName {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Algorithm".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let variants = Algorithm::BUILT_IN.map(|algorithm| {
+            json_schema!({
+                "description": algorithm.summary(),
+                "type": "string",
+                "const": algorithm.name(),
+            })
+        });
+        json_schema!({ "description": "The algorithm of a limit.", "oneOf": variants })
+    }
+}
+
+impl Forms for FailureSection {
+    const EXPECTED: &'static str =
+        "`open`, `closed`, `local`, or `local` with a share, as in `{local: 1/3}`";
+    type AnyForm = Either<FailureName, Self>;
+}
+
 /// Limits with their positions in the file.
-struct Limits {
+struct LocatedLimits {
     limits: Vec<Limit>,
-    places: Vec<Location>,
+    locations: Vec<Location>,
 }
 
 /// A parsed policy before its checks, with the positions for their errors.
 struct Draft<'a> {
     policy: Policy,
-    written: &'a file::Policy,
-    limits: Limits,
-    overrides: Vec<Limits>,
+    section: &'a PolicySection,
+    limits: LocatedLimits,
+    overrides: Vec<LocatedLimits>,
     layout: &'a Layout,
 }
 
 /// Parses the policies of a file. Returns `None` if there is a problem.
 pub(super) fn policies(
-    written: &[At<file::Policy>],
+    sections: &[At<PolicySection>],
     layout: &Layout,
     problems: &mut Problems<'_>,
 ) -> Option<PolicySet> {
     let mut names: HashMap<PolicyName, Location> = HashMap::new();
-    let mut policies = Vec::with_capacity(written.len());
-    for At { value: written, .. } in written {
-        let Some(policy) = policy(written, layout, problems) else { continue };
+    let mut policies = Vec::with_capacity(sections.len());
+    for At { value: section, .. } in sections {
+        let Some(policy) = policy(section, layout, problems) else { continue };
         match names.get(&policy.name) {
             Some(first) => {
                 let first = first.line();
@@ -54,10 +245,10 @@ pub(super) fn policies(
                 let message = format!(
                     "duplicate policy name `{name}`, first used on line {first}: choose another"
                 );
-                problems.add(written.name.place, message);
+                problems.add(section.name.location, message);
             }
             None => {
-                names.insert(policy.name, written.name.place);
+                names.insert(policy.name, section.name.location);
                 policies.push(policy);
             }
         }
@@ -68,62 +259,58 @@ pub(super) fn policies(
     PolicySet::new(policies).map_err(|error| problems.add(Location::UNKNOWN, error)).ok()
 }
 
-fn policy(written: &file::Policy, layout: &Layout, problems: &mut Problems<'_>) -> Option<Policy> {
-    let name = name(&written.name, problems);
-    let limits = own_limits(written, problems);
-    let overrides = overrides(written, problems);
-    let matching = written.matching.as_ref().map(|entries| matching(entries, problems));
-    let per = written.per.as_ref().map(|per| attributes(per, problems));
-    let failure = written.failure.as_ref().map(|failure| self::failure(failure, problems));
-    let lease = written
+fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>) -> Option<Policy> {
+    let name = name(&section.name, problems);
+    let limits = own_limits(section, problems);
+    let overrides = overrides(section, problems);
+    let matching = section.matching.as_ref().map(|entries| matching(entries, problems));
+    let per = section.per.as_ref().map(|per| attributes(per, problems));
+    let failure = section.failure.as_ref().map(|failure| self::failure(failure, problems));
+    let lease = section
         .lease
         .as_ref()
-        .map(|lease| problems.take(lease.place, lease.value.parse::<Lease>()));
+        .map(|lease| problems.take(lease.location, lease.value.parse::<Lease>()));
     let (name, limits, overrides) = (name?, limits?, overrides?);
     let mut policy = Policy::new(name, limits.limits.iter().copied());
-    policy.domain = written.domain.clone().unwrap_or_default();
+    policy.domain = section.domain.clone().unwrap_or_default();
     policy.matching = matching.unwrap_or_else(|| Some(Match::any()))?;
-    policy.paths = written.paths.map(Into::into).unwrap_or_default();
+    policy.paths = section.paths.map(Into::into).unwrap_or_default();
     policy.per = per.unwrap_or_else(|| Some(Vec::new()))?;
-    policy.missing = written.missing.map(Into::into).unwrap_or_default();
-    policy.mode = written.mode.map(Into::into).unwrap_or_default();
+    policy.missing = section.missing.map(Into::into).unwrap_or_default();
+    policy.mode = section.mode.map(Into::into).unwrap_or_default();
     policy.failure = failure.unwrap_or_else(|| Some(FailureMode::default()))?;
-    policy.max_cost = written.max_cost.as_ref().map(|cost| cost.value);
-    policy.tag = written.tag.as_ref().map(|tag| (&tag.value).into()).unwrap_or_default();
+    policy.max_cost = section.max_cost.as_ref().map(|cost| cost.value);
+    policy.tag = section.tag.as_ref().map(|tag| (&tag.value).into()).unwrap_or_default();
     policy.lease = match lease {
         Some(lease) => Some(lease?),
         None => None,
     };
     let (replacing, overrides): (Vec<_>, Vec<_>) = overrides.into_iter().unzip();
-    Draft { policy, written, limits, overrides, layout }.checked(replacing, problems)
+    Draft { policy, section, limits, overrides, layout }.checked(replacing, problems)
 }
 
 fn name(written: &At<String>, problems: &mut Problems<'_>) -> Option<PolicyName> {
-    if written.value == RESERVED {
-        let message =
-            format!("the name `{RESERVED}` is reserved for inline limits: choose another");
-        problems.add(written.place, message);
+    if written.value == PolicyName::INLINE.as_str() {
+        let message = "the name `ad-hoc` is reserved for inline limits: choose another";
+        problems.add(written.location, message);
         return None;
     }
-    problems.take(written.place, written.value.parse())
+    problems.take(written.location, written.value.parse())
 }
-
-/// The policy name of inline limits.
-const RESERVED: &str = "ad-hoc";
 
 impl Draft<'_> {
     /// Returns the policy with its overrides, or adds the problems that it has.
     fn checked(mut self, replacing: Vec<Match>, problems: &mut Problems<'_>) -> Option<Policy> {
         let before = problems.count();
         let own = std::mem::take(&mut self.policy.limits);
-        if let Some(error) = self.refusal(&self.limits) {
-            self.tell(&error, &self.limits, problems);
+        if let Some(error) = self.error_with(&self.limits) {
+            self.report(&error, &self.limits, problems);
         } else {
             for limits in &self.overrides {
                 if !limits.limits.is_empty()
-                    && let Some(error) = self.refusal(limits)
+                    && let Some(error) = self.error_with(limits)
                 {
-                    self.tell(&error, limits, problems);
+                    self.report(&error, limits, problems);
                 }
             }
         }
@@ -145,73 +332,76 @@ impl Draft<'_> {
     fn check_layout(&self, problems: &mut Problems<'_>) {
         let before = problems.count();
         for limits in std::iter::once(&self.limits).chain(&self.overrides) {
-            for (limit, place) in limits.limits.iter().zip(&limits.places) {
-                problems.take(*place, supported(self.layout, slice::from_ref(limit), false));
+            for (limit, location) in limits.limits.iter().zip(&limits.locations) {
+                problems.take(*location, supported(self.layout, slice::from_ref(limit), false));
             }
-            let place = limits.places.last().filter(|_| problems.count() == before);
-            if let Some(place) = place {
-                problems.take(*place, supported(self.layout, &limits.limits, false));
+            let location = limits.locations.last().filter(|_| problems.count() == before);
+            if let Some(location) = location {
+                problems.take(*location, supported(self.layout, &limits.limits, false));
             }
         }
-        if let Some(lease) = &self.written.lease {
-            problems.take(lease.place, supported(self.layout, &[], true));
+        if let Some(lease) = &self.section.lease {
+            problems.take(lease.location, supported(self.layout, &[], true));
         }
     }
 
     /// Returns the error of this policy with these limits.
-    fn refusal(&self, limits: &Limits) -> Option<PolicyError> {
+    fn error_with(&self, limits: &LocatedLimits) -> Option<PolicyError> {
         let mut policy = self.policy.clone();
         policy.limits.clone_from(&limits.limits);
         PolicySet::new([policy]).err()
     }
 
-    fn tell(&self, error: &PolicyError, limits: &Limits, problems: &mut Problems<'_>) {
-        let Self { written, .. } = self;
+    fn report(&self, error: &PolicyError, limits: &LocatedLimits, problems: &mut Problems<'_>) {
+        let Self { section, .. } = self;
         let limit = |limit: &Limit| {
-            let place = limits.limits.iter().rposition(|other| other == limit);
-            place.and_then(|place| limits.places.get(place).copied())
+            let index = limits.limits.iter().rposition(|other| other == limit);
+            index.and_then(|index| limits.locations.get(index).copied())
         };
-        let place = match error {
-            PolicyError::NoCost(_) => written.max_cost.as_ref().map(|cost| cost.place),
+        let location = match error {
+            PolicyError::NoCost(_) => section.max_cost.as_ref().map(|cost| cost.location),
             PolicyError::SameWindow { second, .. } => limit(second),
-            PolicyError::TooManyLimits(_) => limits.places.last().copied(),
+            PolicyError::TooManyLimits(_) => limits.locations.last().copied(),
             PolicyError::LeaseSize { .. } | PolicyError::LeaseAlgorithm { .. } => {
-                written.lease.as_ref().map(|lease| lease.place)
+                section.lease.as_ref().map(|lease| lease.location)
             }
-            PolicyError::ForeignTag { .. } => written.tag.as_ref().map(|tag| tag.place),
+            PolicyError::ForeignTag { .. } => section.tag.as_ref().map(|tag| tag.location),
             _ => None,
         };
-        problems.add(place.unwrap_or(written.limit.place), error);
+        problems.add(location.unwrap_or(section.limit.location), error);
     }
 }
 
-fn own_limits(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Limits> {
-    let texts = texts(&written.limit, problems)?;
+fn own_limits(section: &PolicySection, problems: &mut Problems<'_>) -> Option<LocatedLimits> {
+    let texts = section.limit.texts(problems)?;
     if texts.is_empty() {
         problems.add(
-            written.limit.place,
+            section.limit.location,
             "a policy has at least one limit: write one, such as `100/minute`",
         );
         return None;
     }
-    if let (Some(burst), true) = (&written.burst, texts.len() > 1) {
+    if let (Some(burst), true) = (&section.burst, texts.len() > 1) {
         let message = "`burst` needs a single limit: with several, write it in one of them, as in `10/second burst 20`";
-        problems.add(burst.place, message);
+        problems.add(burst.location, message);
         return None;
     }
-    limits(&texts, written.burst.as_ref(), written.algorithm.as_ref(), problems)
+    limits(&texts, section.burst.as_ref(), section.algorithm.as_ref(), problems)
 }
 
-fn overrides(written: &file::Policy, problems: &mut Problems<'_>) -> Option<Vec<(Match, Limits)>> {
-    let read: Vec<_> = written
+fn overrides(
+    section: &PolicySection,
+    problems: &mut Problems<'_>,
+) -> Option<Vec<(Match, LocatedLimits)>> {
+    let read: Vec<_> = section
         .overrides
         .iter()
         .map(|other| {
-            let matching = matching(&other.matching.value, problems);
-            let texts = texts(&other.limit, problems)?;
+            let matching = matching(&other.matching, problems);
+            let texts = other.limit.texts(problems)?;
             let unlimited = matches!(&*texts, [At { value, .. }] if value == "unlimited");
             let texts = if unlimited { &[] } else { &*texts };
-            let limits = limits(texts, None, written.algorithm.as_ref(), problems);
+            let limits = limits(texts, None, section.algorithm.as_ref(), problems);
             Some((matching?, limits?))
         })
         .collect();
@@ -223,7 +413,7 @@ fn limits(
     burst: Option<&At<u64>>,
     algorithm: Option<&At<String>>,
     problems: &mut Problems<'_>,
-) -> Option<Limits> {
+) -> Option<LocatedLimits> {
     let algorithm = match algorithm {
         Some(name) => Some(parse_algorithm(name, problems)?),
         None => None,
@@ -231,7 +421,10 @@ fn limits(
     let algorithm = algorithm.as_ref();
     let read: Vec<_> = texts.iter().map(|text| limit(text, burst, algorithm, problems)).collect();
     let limits: Option<Vec<_>> = read.into_iter().collect();
-    Some(Limits { limits: limits?, places: texts.iter().map(|text| text.place).collect() })
+    Some(LocatedLimits {
+        limits: limits?,
+        locations: texts.iter().map(|text| text.location).collect(),
+    })
 }
 
 fn parse_algorithm(name: &At<String>, problems: &mut Problems<'_>) -> Option<At<Algorithm>> {
@@ -239,7 +432,7 @@ fn parse_algorithm(name: &At<String>, problems: &mut Problems<'_>) -> Option<At<
     if algorithm.is_none() {
         let choices = among(&name.value, &Algorithm::NAMES);
         let message = format!("`{}` is not an algorithm: {choices}", shorten(&name.value));
-        problems.add(name.place, message);
+        problems.add(name.location, message);
     }
     Some(name.with(algorithm?))
 }
@@ -251,14 +444,14 @@ fn limit(
     algorithm: Option<&At<Algorithm>>,
     problems: &mut Problems<'_>,
 ) -> Option<Limit> {
-    let mut limit: Limit = problems.take(text.place, text.value.parse())?;
+    let mut limit: Limit = problems.take(text.location, text.value.parse())?;
     let mut words = text.value.split_whitespace();
     if let Some(burst) = burst {
         if text.value.split_whitespace().any(|word| word == "burst") {
-            problems.add(burst.place, "the limit already has a burst: remove one of them");
+            problems.add(burst.location, "the limit already has a burst: remove one of them");
             return None;
         }
-        limit = problems.take(burst.place, limit.with_burst(burst.value))?;
+        limit = problems.take(burst.location, limit.with_burst(burst.value))?;
     }
     let Some(algorithm) = algorithm else { return Some(limit) };
     if words.any(|word| word.parse::<Algorithm>().is_ok()) {
@@ -266,24 +459,24 @@ fn limit(
             "the limit `{}` already names an algorithm: remove one of them",
             shorten(&text.value)
         );
-        problems.add(algorithm.place, message);
+        problems.add(algorithm.location, message);
         return None;
     }
-    problems.take(algorithm.place, limit.with_algorithm(algorithm.value))
+    problems.take(algorithm.location, limit.with_algorithm(algorithm.value))
 }
 
-fn attributes(per: &At<Form<NoMap>>, problems: &mut Problems<'_>) -> Option<Vec<String>> {
+fn attributes(per: &Texts, problems: &mut Problems<'_>) -> Option<Vec<String>> {
     let mut attributes: Vec<String> = Vec::new();
-    for At { value, place, .. } in texts(per, problems)? {
+    for At { value, location, .. } in per.texts(problems)? {
         let problem = if value.is_empty() {
             "empty attribute name: write one, such as `user`".to_owned()
         } else if attributes.iter().any(|other| **other == *value) {
-            format!("`{}` is in the list already: leave one of them out", shorten(&value))
+            format!("duplicate attribute `{}`: remove one of them", shorten(&value))
         } else {
             attributes.push(value);
             continue;
         };
-        problems.add(place, problem);
+        problems.add(location, problem);
         return None;
     }
     Some(attributes)
@@ -291,70 +484,32 @@ fn attributes(per: &At<Form<NoMap>>, problems: &mut Problems<'_>) -> Option<Vec<
 
 /// Reads a failure mode.
 pub(super) fn failure(
-    written: &At<Form<file::Failure>>,
+    written: &At<Form<FailureSection>>,
     problems: &mut Problems<'_>,
 ) -> Option<FailureMode> {
     let name = match &written.value {
-        Form::Map(share_of) => {
-            let local = &share_of.local;
-            let (numerator, denominator) = problems.take(local.place, share(&local.value))?;
-            return Some(FailureMode::Local { numerator, denominator });
+        Form::Map(section) => {
+            return problems.take(section.local.location, share(&section.local.value));
         }
-        Form::One(scalar) => scalar_text(scalar, written.origin, problems),
+        Form::One(scalar) => written.scalar_text(scalar, problems),
         Form::List(_) => {
-            problems.add(written.place, format_args!("expected {}", file::Failure::EXPECTED));
+            problems.expected::<FailureSection>(written.location);
             return None;
         }
     };
-    match &*name {
-        "open" => Some(FailureMode::Open),
-        "closed" => Some(FailureMode::Closed),
-        "local" => Some(FailureMode::default()),
-        other => {
-            let choices = among(other, &["open", "closed", "local", "{local: 1/3}"]);
-            problems.add(
-                written.place,
-                format!("`{}` is not a failure mode: {choices}", shorten(other)),
-            );
-            None
-        }
-    }
+    let mode = name.parse().map_err(|_| {
+        let choices = among(&name, &["open", "closed", "local", "{local: 1/3}"]);
+        format!("`{}` is not a failure mode: {choices}", shorten(&name))
+    });
+    problems.take(written.location, mode)
 }
 
-impl From<file::Mode> for Mode {
-    fn from(written: file::Mode) -> Self {
-        match written {
-            file::Mode::Enforce => Self::Enforce,
-            file::Mode::Shadow => Self::Shadow,
-        }
-    }
-}
-
-impl From<file::Paths> for Paths {
-    fn from(written: file::Paths) -> Self {
-        match written {
-            file::Paths::Normalized => Self::Normalized,
-            file::Paths::CaseSensitive => Self::CaseSensitive,
-            file::Paths::Exact => Self::Exact,
-        }
-    }
-}
-
-impl From<file::Missing> for Missing {
-    fn from(written: file::Missing) -> Self {
-        match written {
-            file::Missing::Share => Self::Share,
-            file::Missing::Skip => Self::Skip,
-        }
-    }
-}
-
-impl From<&file::Tag> for Tag {
-    fn from(written: &file::Tag) -> Self {
-        match written {
-            file::Tag::Key => Self::Key,
-            file::Tag::Attribute(attribute) => Self::Attribute(attribute.value.clone()),
-            file::Tag::Name(name) => Self::Name(name.value.clone()),
+impl From<&TagSection> for Tag {
+    fn from(section: &TagSection) -> Self {
+        match section {
+            TagSection::Key => Self::Key,
+            TagSection::Attribute(attribute) => Self::Attribute(attribute.value.clone()),
+            TagSection::Name(name) => Self::Name(name.value.clone()),
         }
     }
 }

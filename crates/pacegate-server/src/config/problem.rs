@@ -4,10 +4,13 @@ use std::fmt::{self, Display};
 
 use serde_saphyr::Location;
 
-use super::mask::{masked_in, masked_message};
+use super::{
+    mask::{masked_in, masked_message},
+    spanned::Forms,
+};
 use crate::envoy::FileError;
 
-/// The mistakes in a configuration, up to [`ConfigError::MOST`].
+/// The mistakes in a configuration, up to [`ConfigError::MAX_PROBLEMS`].
 ///
 /// Prints as one paragraph for each problem, with its line and a caret. Secrets in that line are masked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +60,7 @@ pub(crate) struct Problems<'a> {
 
 impl ConfigError {
     /// The maximum number of mistakes in one report.
-    pub const MOST: usize = 20;
+    pub const MAX_PROBLEMS: usize = 20;
 
     /// The file, as it was named.
     pub fn file(&self) -> &str {
@@ -99,14 +102,14 @@ impl<'a> Problems<'a> {
         Self { file, text, found: Vec::new(), left_out: 0 }
     }
 
-    pub(crate) fn add(&mut self, place: Location, message: impl Display) {
-        if self.found.len() == ConfigError::MOST {
+    pub(crate) fn add(&mut self, location: Location, message: impl Display) {
+        if self.found.len() == ConfigError::MAX_PROBLEMS {
             self.left_out += 1;
             return;
         }
-        let position = Position { line: place.line(), column: place.column() };
+        let position = Position { line: location.line(), column: location.column() };
         let known = position.line > 0;
-        let width = usize::try_from(place.span().len()).unwrap_or(1);
+        let width = usize::try_from(location.span().len()).unwrap_or(1);
         let shown = known.then(|| Shown::new(self.text, position, width)).flatten();
         let message = masked_message(&message.to_string(), self.text, position.line);
         self.found.push(Diagnostic { message, position: known.then_some(position), shown });
@@ -115,15 +118,20 @@ impl<'a> Problems<'a> {
     /// Returns the value, or adds a problem and returns `None`.
     pub(crate) fn take<T, E: Display>(
         &mut self,
-        place: Location,
+        location: Location,
         result: Result<T, E>,
     ) -> Option<T> {
-        result.map_err(|error| self.add(place, error)).ok()
+        result.map_err(|error| self.add(location, error)).ok()
+    }
+
+    /// Adds the problem that a value is in none of the forms of `T`.
+    pub(super) fn expected<T: Forms>(&mut self, location: Location) {
+        self.add(location, format_args!("expected {}", T::EXPECTED));
     }
 
     /// Returns the text at a position.
-    pub(crate) fn written(&self, place: Location) -> Option<&'a str> {
-        let span = place.span();
+    pub(crate) fn written(&self, location: Location) -> Option<&'a str> {
+        let span = location.span();
         let start = usize::try_from(span.byte_offset()?).ok()?;
         let length = usize::try_from(span.byte_len()?).ok()?;
         self.text.get(start..start.checked_add(length)?)
@@ -141,7 +149,7 @@ impl<'a> Problems<'a> {
     /// Returns the value if there are no problems.
     pub(crate) fn finish<T>(self, value: Option<T>) -> Result<T, ConfigError> {
         let Self { file, mut found, left_out, .. } = self;
-        found.sort_by_key(|problem| problem.position.map(|place| (place.line, place.column)));
+        found.sort_by_key(|problem| problem.position.map(|at| (at.line, at.column)));
         match value {
             Some(value) if found.is_empty() => Ok(value),
             _ => Err(ConfigError { file: file.to_owned(), problems: found, left_out }),
@@ -154,9 +162,9 @@ const SHOWN: usize = 100;
 const BEFORE: usize = 60;
 
 impl Shown {
-    fn new(text: &str, place: Position, width: usize) -> Option<Self> {
-        let line = usize::try_from(place.line).ok()?.checked_sub(1)?;
-        let column = usize::try_from(place.column).ok()?.checked_sub(1)?;
+    fn new(text: &str, position: Position, width: usize) -> Option<Self> {
+        let line = usize::try_from(position.line).ok()?.checked_sub(1)?;
+        let column = usize::try_from(position.column).ok()?.checked_sub(1)?;
         let (masked, column) = masked_in(text, line, column)?;
         let skipped = if column > SHOWN - 20 { column - BEFORE } else { 0 };
         let printable = |char: char| if char.is_control() { ' ' } else { char };
@@ -169,8 +177,8 @@ impl Shown {
 
 impl Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, problem) in self.problems.iter().enumerate() {
-            if place > 0 {
+        for (index, problem) in self.problems.iter().enumerate() {
+            if index > 0 {
                 f.write_str("\n\n")?;
             }
             problem.write(f, &self.file)?;

@@ -16,7 +16,7 @@ const MAX_RECOVERED_BYTES: usize = 1024 * 1024;
 
 /// Maximum number of passes. A mistake takes up to two: one for the mistake, and one for the parent entry if it is
 /// invalid after the removal.
-const MAX_PASSES: usize = 2 * ConfigError::MOST;
+const MAX_PASSES: usize = 2 * ConfigError::MAX_PROBLEMS;
 
 /// An entry of a block map or an item of a block list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,25 +27,32 @@ struct BlockNode {
     lines: Range<usize>,
 }
 
-/// Parses one document without the entries that have mistakes, and adds the mistakes to `problems`. Returns `None` if
-/// an entry with a mistake cannot be removed, for example because the text is not YAML.
+/// Parses one document without the entries that have mistakes, and adds the mistakes to `problems`. After an error in
+/// the syntax of YAML, parses the text before the entry that has it. Returns `None` if this does not help.
 pub(super) fn parse<T: DeserializeOwned>(text: &str, problems: &mut Problems<'_>) -> Option<T> {
     let mut text = text.to_owned();
     let mut removed: Vec<Range<usize>> = Vec::new();
+    let mut is_cut = false;
     for _ in 0..MAX_PASSES {
         let error = match serde_saphyr::from_str_with_options(&text, yaml::options()) {
             Ok(value) => return Some(value),
             Err(error) => error,
         };
         let error = error.without_snippet();
-        let place = error.location().unwrap_or(Location::UNKNOWN);
-        let node = find(&text, place, error);
+        let location = error.location().unwrap_or(Location::UNKNOWN);
+        let kind = ErrorKind::of(error);
+        if kind == ErrorKind::Syntax && is_cut {
+            // The cause is further up. Parts of it would be reported as other mistakes.
+            return None;
+        }
+        let node = find(&text, location, kind);
         let is_consequence = node
             .as_ref()
             .is_some_and(|node| removed.iter().any(|lines| node.lines.contains(&lines.start)));
         if !is_consequence {
-            problems.add(place, yaml::message(error));
+            problems.add(location, yaml::message(error));
         }
+        is_cut |= kind == ErrorKind::Syntax;
         let node = node.filter(|_| text.len() <= MAX_RECOVERED_BYTES)?;
         text = node.blank(&text);
         removed.push(node.lines);
@@ -53,31 +60,68 @@ pub(super) fn parse<T: DeserializeOwned>(text: &str, problems: &mut Problems<'_>
     None
 }
 
-/// Returns the entry to remove because of an error, or `None` if a removal cannot help, such as after a syntax error.
-fn find(text: &str, place: Location, error: &Error) -> Option<BlockNode> {
-    let line = usize::try_from(place.line()).ok()?.checked_sub(1)?;
-    let column = usize::try_from(place.column()).ok()?.checked_sub(1)?;
+/// The part of the file that an error concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ErrorKind {
+    /// The entry at its location.
+    Entry,
+    /// The entry that lacks a field.
+    Parent,
+    /// The rest of the file.
+    Syntax,
+    /// The whole file, such as a size.
+    File,
+}
+
+impl ErrorKind {
+    fn of(error: &Error) -> Self {
+        match error {
+            Error::SerdeMissingField { .. } => Self::Parent,
+            Error::SerdeUnknownField { .. }
+            | Error::SerdeUnknownVariant { .. }
+            | Error::SerdeInvalidType { .. }
+            | Error::DuplicateMappingKey { .. }
+            | Error::Unexpected { .. }
+            | Error::ExternallyTaggedEnumExpectedScalarOrMapping { .. }
+            | Error::NullIntoString { .. }
+            | Error::InvalidBooleanStrict { .. }
+            | Error::InvalidScalar { .. }
+            | Error::UnsupportedTag { .. }
+            | Error::Message { .. } => Self::Entry,
+            Error::Budget { .. } | Error::MultipleDocuments { .. } => Self::File,
+            _ => Self::Syntax,
+        }
+    }
+}
+
+/// Returns the entry to remove because of an error, or `None` if a removal cannot help.
+fn find(text: &str, location: Location, kind: ErrorKind) -> Option<BlockNode> {
+    let line = usize::try_from(location.line()).ok()?.checked_sub(1)?;
+    let column = usize::try_from(location.column()).ok()?.checked_sub(1)?;
     let lines: Vec<&str> = text.lines().collect();
-    let node = match error {
-        Error::SerdeMissingField { .. } => BlockNode::parent(&lines, line, column)?,
-        Error::SerdeUnknownField { .. }
-        | Error::SerdeUnknownVariant { .. }
-        | Error::SerdeInvalidType { .. }
-        | Error::DuplicateMappingKey { .. }
-        | Error::Unexpected { .. }
-        | Error::ExternallyTaggedEnumExpectedScalarOrMapping { .. }
-        | Error::NullIntoString { .. }
-        | Error::InvalidBooleanStrict { .. }
-        | Error::InvalidScalar { .. }
-        | Error::UnsupportedTag { .. }
-        | Error::Message { .. } => BlockNode::at(&lines, line, column)?,
-        _ => return None,
-    };
-    // A line inside of multi-line braces looks like a block entry, but cannot be removed from them.
-    let is_whole =
-        lines.get(node.lines.clone())?.iter().map(|line| depth(line)).sum::<isize>() == 0;
-    let before = lines[..node.lines.start].iter().map(|line| depth(line)).sum::<isize>();
-    (is_whole && before == 0).then_some(node)
+    match kind {
+        ErrorKind::File => None,
+        ErrorKind::Parent => BlockNode::parent(&lines, line, column)?.outside_braces(&lines),
+        ErrorKind::Entry => BlockNode::at(&lines, line, column)?.outside_braces(&lines),
+        ErrorKind::Syntax => {
+            let outside = outside_braces(&lines);
+            let start = (0..lines.len().min(line + 1))
+                .rev()
+                .find(|line| outside[*line] && !starts(lines[*line]).is_empty())?;
+            let indent = entry_start(lines[start])?;
+            Some(BlockNode { indent, lines: start..lines.len() })
+        }
+    }
+}
+
+/// Returns for each line, and for the end of the text, whether no bracket or brace is open before it.
+fn outside_braces(lines: &[&str]) -> Vec<bool> {
+    let mut sum = 0;
+    let after = lines.iter().map(|line| {
+        sum += depth(line);
+        sum == 0
+    });
+    std::iter::once(true).chain(after).collect()
 }
 
 /// Returns how many more brackets and braces a line opens than it closes.
@@ -120,6 +164,19 @@ impl BlockNode {
         Self { indent, lines: line..end }
     }
 
+    /// Returns the node itself, or the entry around the multi-line braces that it is part of: a line inside of them
+    /// looks like a block entry, but cannot be removed from them.
+    fn outside_braces(self, lines: &[&str]) -> Option<Self> {
+        let outside = outside_braces(lines);
+        if outside[self.lines.start] && outside[self.lines.end] {
+            return Some(self);
+        }
+        let start = (0..=self.lines.start).rev().find(|line| outside[*line])?;
+        let end = (self.lines.end..=lines.len()).find(|line| outside[*line])?;
+        let node = Self::new(lines, start, entry_start(lines[start])?);
+        Some(Self { lines: start..node.lines.end.max(end), ..node })
+    }
+
     /// Overwrites the node with spaces.
     fn blank(&self, text: &str) -> String {
         let mut lines: Vec<String> = text.split('\n').map(str::to_owned).collect();
@@ -136,6 +193,13 @@ impl BlockNode {
 fn is_item_at(line: &str, start: usize) -> bool {
     let rest = &line[start..];
     rest.starts_with("- ") || rest.trim_end() == "-"
+}
+
+/// Returns the column of the innermost entry or item on a line. Braces are the value of the item before them.
+fn entry_start(line: &str) -> Option<usize> {
+    let starts = starts(line);
+    let is_entry = |start: &&usize| !line[**start..].starts_with(['{', '[']);
+    starts.iter().rev().find(is_entry).or(starts.first()).copied()
 }
 
 /// Returns the columns at which items and entries begin on a line: 2 and 4 for `  - name: a`. A blank line or a comment

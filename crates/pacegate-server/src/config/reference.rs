@@ -21,30 +21,31 @@ pub fn reference() -> String {
 const INTRODUCTION: &str = "\
 # Configuration
 
-<!-- Made from the types that read the file. Change those: PACEGATE_BLESS=1 cargo test -p pacegate-server config -->
+<!-- Generated from crates/pacegate-server/src/config: PACEGATE_BLESS=1 cargo test -p pacegate-server config -->
 
-`pacegate serve --config pacegate.yaml` reads one YAML file. The built-in defaults are those of
-[deploy/pacegate.yaml](../deploy/pacegate.yaml), which is a good file to start from. `pacegate validate FILE` reports
-all mistakes in a file, with corrections.
+`pacegate serve --config pacegate.yaml` reads one YAML file. Without a file, the server uses the settings of
+[deploy/pacegate.yaml](../deploy/pacegate.yaml); copy it to start your own. `pacegate validate FILE` checks a file: it
+reports each mistake with its line and a suggestion.
 
-**In editors.** `pacegate schema > pacegate.schema.json` prints the JSON Schema of the file; it is also in
-[crates/pacegate-server/schema](../crates/pacegate-server/schema/pacegate.schema.json). Editors with support for
-YAML schemas complete and check the file if its first line is:
+**In editors.** `pacegate schema > pacegate.schema.json` writes the JSON Schema of the file; it is also in
+[crates/pacegate-server/schema](../crates/pacegate-server/schema/pacegate.schema.json). Editors that support YAML
+schemas complete and check the file if its first line is:
 
 ```yaml
 # yaml-language-server: $schema=pacegate.schema.json
 ```
 
-**Files of other systems** are detected by their top-level names: `rate-limiter` is RLaaS, and `domain` without
-`policies` is envoyproxy/ratelimit.
+**Files of other systems** are detected by their top-level fields: a file with `rate-limiter` is read as RLaaS, a file
+with `domain` and without `policies` as envoyproxy/ratelimit.
 
-**Syntax.** Unknown and duplicate fields are errors. A field without a value has its default. Durations are whole
-numbers with a unit: `250ms`, `5s`, `1m`, `2h`, `1d`. Aliases and merge keys work, up to 64 of each. The maximum size is
-16 MiB, which is enough for 100,000 policies. Paths are relative to the directory of the file.
+**Syntax.** Unknown and duplicate fields are errors. A field with an empty value has its default. Durations are whole
+numbers with a unit: `250ms`, `5s`, `1m`, `2h`, `1d`. A file can have up to 64 aliases and
+64 merge keys. Its maximum size is 16 MiB, enough for 100,000 policies. Relative paths start at the directory of the
+file.
 
-**Secrets** do not belong in the file. An API key is given by its hash, a file or an environment variable; the address
-of a store can be in a file or a variable, too. If the file contains an address with a password, the password is never
-printed.
+**Secrets** do not belong in the file. For an API key, give its hash, or the file or environment variable that contains
+it. The address of a store can also be in a file or a variable. If this file contains an address with a password, logs
+and error messages do not show the password.
 
 ## The file
 
@@ -75,10 +76,10 @@ fn table_of_fields(
     let required: Vec<_> = schema["required"].as_array().into_iter().flatten().collect();
     let is_required = |name: &String| required.iter().any(|other| *other == name);
     let (first, rest): (Vec<_>, Vec<_>) = fields.iter().partition(|(name, _)| is_required(name));
-    page.push_str("| field | is | default | meaning |\n|---|---|---|---|\n");
+    page.push_str("| field | type | default | meaning |\n|---|---|---|---|\n");
     for (name, field) in first.into_iter().chain(rest) {
         let default = match &field["default"] {
-            Value::Null if is_required(name) => "needed".to_owned(),
+            Value::Null if is_required(name) => "required".to_owned(),
             Value::Null => String::new(),
             Value::String(text) if text.is_empty() => String::new(),
             value => code(value),
@@ -90,7 +91,7 @@ fn table_of_fields(
 fn table_of_choices(page: &mut String, schema: &Value, names: &mut Vec<String>) {
     let choices = ["oneOf", "anyOf"].iter().find_map(|kind| schema[kind].as_array());
     let Some(choices) = choices else { return };
-    page.push_str("| one of | meaning |\n|---|---|\n");
+    page.push_str("| value | meaning |\n|---|---|\n");
     for choice in choices {
         row(page, &[form(choice, names), prose(choice)]);
     }
@@ -140,7 +141,7 @@ fn object(schema: &Value, names: &mut Vec<String>) -> String {
                 .collect();
             fields.join(", ")
         }
-        None => format!("names, each with {}", form(&schema["additionalProperties"], names)),
+        None => format!("map of names to {}", form(&schema["additionalProperties"], names)),
     }
 }
 
@@ -149,7 +150,7 @@ fn prose(schema: &Value) -> String {
     let mut prose = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
     let examples: Vec<_> = schema["examples"].as_array().into_iter().flatten().map(code).collect();
     if !examples.is_empty() {
-        prose = format!("{prose} For example {}.", examples.join(", "));
+        prose = format!("{prose} Examples: {}.", examples.join(", "));
     }
     prose
 }

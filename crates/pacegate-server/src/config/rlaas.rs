@@ -14,12 +14,12 @@ use super::{
     application::Application,
     hint::{among, shorten},
     layout::supported,
-    place::At,
     placeholder,
     policies::failure,
     problem::Problems,
     recover,
-    service::Reader,
+    settings::Reader,
+    spanned::At,
 };
 
 #[derive(Debug, Deserialize)]
@@ -49,24 +49,24 @@ pub(super) fn read(
     let mut problems = Problems::new(file, text);
     let application: Option<Application> = recover::parse(text, &mut problems);
     let Some(application) = application else { return problems.finish(None) };
-    let Application { limiter, failure: written, service } = application;
+    let Application { limiter, failure: written, config } = application;
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
     let mut settings = Settings::new(none);
     let algo = algo(&limiter.value, environment, &mut problems);
     settings.layout = algo.map_or(settings.layout, Algo::layout);
-    Reader { file, environment, problems: &mut problems }.service(&service, &mut settings);
+    Reader { file, environment, problems: &mut problems }.read(&config, &mut settings);
     let limit = algo.and_then(|algo| limit(algo, &limiter.value, environment, &mut problems));
     let failure = written.map(|written| failure(&written, &mut problems));
     if let Some(limit) = limit {
-        let place = limiter.value.max_requests.place;
-        problems.take(place, supported(&settings.layout, &[limit], false));
-        let name = problems.take(limiter.place, "rate-limiter".parse::<PolicyName>());
+        let location = limiter.value.max_requests.location;
+        problems.take(location, supported(&settings.layout, &[limit], false));
+        let name = problems.take(limiter.location, "rate-limiter".parse::<PolicyName>());
         let policies = name.and_then(|name| {
             // RLaaS rejects a request without a user, so none is counted.
             let mut policy = Policy::new(name, [limit]).per([USER]);
             policy.missing = Missing::Skip;
             policy.failure = failure.flatten().unwrap_or_default();
-            problems.take(limiter.place, PolicySet::new([policy]))
+            problems.take(limiter.location, PolicySet::new([policy]))
         });
         settings.policies = policies.unwrap_or(settings.policies);
     }
@@ -78,8 +78,8 @@ fn algo(
     environment: &Environment<'_>,
     problems: &mut Problems<'_>,
 ) -> Option<Algo> {
-    let At { value, place, .. } = &written.use_algo;
-    let text = problems.take(*place, placeholder::resolve(value, environment))?;
+    let At { value, location, .. } = &written.use_algo;
+    let text = problems.take(*location, placeholder::resolve(value, environment))?;
     let algo = match &*text {
         "fixed-window-algo" => Ok(Algo::FixedWindow),
         "sliding-window-algo" => Ok(Algo::SlidingWindow),
@@ -88,7 +88,7 @@ fn algo(
             Err(format!("`{}` is not an algorithm of RLaaS: {choices}", shorten(other)))
         }
     };
-    problems.take(*place, algo)
+    problems.take(*location, algo)
 }
 
 fn limit(
@@ -100,17 +100,18 @@ fn limit(
     let RateLimiter { window_size, max_requests, .. } = written;
     let mut number = |written: &At<String>| {
         let text =
-            problems.take(written.place, placeholder::resolve(&written.value, environment))?;
+            problems.take(written.location, placeholder::resolve(&written.value, environment))?;
         let number = text.trim().parse::<u64>();
         let expected = || format!("expected a whole number from 0, found `{}`", shorten(&text));
-        problems.take(written.place, number.map_err(|_| expected()))
+        problems.take(written.location, number.map_err(|_| expected()))
     };
     let (seconds, amount) = (number(window_size), number(max_requests));
     let (seconds, amount) = (seconds?, amount?);
-    let period = problems.take(window_size.place, Limit::new(0, Duration::from_secs(seconds)))?;
+    let period =
+        problems.take(window_size.location, Limit::new(0, Duration::from_secs(seconds)))?;
     let limit = Limit::new(amount, period.period());
     let limit = limit.and_then(|limit| limit.with_algorithm(algo.algorithm()));
-    problems.take(max_requests.place, limit)
+    problems.take(max_requests.location, limit)
 }
 
 impl Algo {

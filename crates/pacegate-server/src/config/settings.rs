@@ -1,25 +1,143 @@
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+//! The whole file, and the settings that it is read into. Each section is declared in the file that reads it.
 
-use pacegate::{MemoryStore, PolicySet, policy::FailureMode};
-use pacegate_http::Headers;
+use std::sync::Arc;
+
+use pacegate::{PolicySet, policy::FailureMode};
+use pacegate_http::{HeaderStyle, Headers, ResetStyle};
 use pacegate_redis::Layout;
-
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{
-    Bounds,
+    Bounds, Environment, Security, StoreSettings, TlsFiles,
+    bounds::BoundsSection,
+    choices::choices,
     layout::{LayoutError, check_cluster, supported},
+    listen::ListenSection,
+    policies::{FailureSection, PolicySection, failure},
+    problem::Problems,
+    security::KeySection,
+    spanned::{At, Form},
+    store::StoreSection,
 };
-use crate::{
-    envoy::Rules,
-    listeners::{ListenAddresses, ListenerId},
-};
+use crate::{envoy::Rules, listeners::ListenAddresses};
+
+/// The configuration of `pacegate serve`. All fields are optional.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "Pacegate")]
+pub(crate) struct Config {
+    /// The store for counters: `memory`, the address of a Redis or Valkey server, or a section with options.
+    #[schemars(
+        extend("default" = "memory"),
+        example = "redis://127.0.0.1:6379",
+        example = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379"
+    )]
+    pub(crate) store: Option<At<Form<StoreSection>>>,
+
+    /// The policies. Every policy that matches a request applies to it, all or nothing. To remove all policies with a
+    /// reload, write `[]`.
+    pub(crate) policies: Option<Vec<At<PolicySection>>>,
+
+    /// Options for inline limits, which are part of a request instead of a policy, such as those of `CL.THROTTLE`.
+    pub(crate) inline_limits: Option<InlineSection>,
+
+    /// Puts every policy into shadow mode: it counts and reports, but does not deny.
+    #[serde(default)]
+    pub(crate) shadow: bool,
+
+    /// The addresses of the listeners.
+    #[serde(default)]
+    pub(crate) listen: ListenSection,
+
+    /// The rate limit headers of HTTP responses.
+    #[serde(default)]
+    pub(crate) headers: HeadersSection,
+
+    /// Returns denials of `/v1/check` and `/v1/auth` as problem details (RFC 9457): the fields of a decision, and
+    /// `type`, `title`, `status`, `key`, and `window` in seconds. Leave it off if clients must not see the key that
+    /// their requests are counted by.
+    #[serde(default)]
+    pub(crate) problem_details: bool,
+
+    /// The way that several descriptors of one Envoy request are charged.
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(extend("default" = "together"))]
+    pub(crate) descriptors: Descriptors,
+
+    /// The certificate of the server. Required for listeners on public addresses.
+    pub(crate) tls: Option<TlsFiles>,
+
+    /// API keys. Empty means no authentication; allowed on loopback only. A reload cannot remove all of them.
+    #[serde(default)]
+    pub(crate) keys: Vec<At<KeySection>>,
+
+    /// Limits on the resources that clients can use.
+    #[serde(default)]
+    pub(crate) bounds: BoundsSection,
+}
+
+/// Options for inline limits, which are part of a request.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "InlineLimits")]
+pub(crate) struct InlineSection {
+    /// The failure mode, which applies when the store does not answer.
+    #[schemars(extend("default" = "local"))]
+    pub(crate) failure: Option<At<Form<FailureSection>>>,
+}
+
+/// The rate limit headers of responses. A denial also has `Retry-After`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Headers")]
+pub(crate) struct HeadersSection {
+    /// `RateLimit` and `RateLimit-Policy`, or the headers of earlier drafts.
+    #[schemars(extend("default" = "draft-8"))]
+    standard: Option<Standard>,
+
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset`.
+    #[schemars(extend("default" = "epoch"))]
+    legacy: Option<Legacy>,
+}
+
+choices! {
+    /// The draft of the standard headers.
+    Standard => HeaderStyle {
+        /// As in drafts 8 to 11: `RateLimit: "api";r=12;t=3`.
+        #[serde(rename = "draft-8")]
+        Draft8 => HeaderStyle::Draft8,
+        /// As in drafts up to 6: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in seconds from now.
+        #[serde(rename = "draft-6")]
+        Draft6 => HeaderStyle::Draft6,
+        /// None of them.
+        Off => HeaderStyle::Off,
+    }
+}
+
+choices! {
+    /// The meaning of the number in `X-RateLimit-Reset`.
+    Legacy => Option<ResetStyle> {
+        /// Seconds since 1970.
+        Epoch => Some(ResetStyle::Epoch),
+        /// Seconds from now.
+        Delta => Some(ResetStyle::Delta),
+        /// None of the three headers.
+        Off => None,
+    }
+}
+
+/// The way that several descriptors of one Envoy request are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Descriptors {
+    /// All or none of them: a denied request consumes nothing.
+    #[default]
+    Together,
+    /// Each separately, as envoyproxy/ratelimit does: allowed descriptors are charged even if another is denied.
+    Independent,
+}
 
 /// A checked configuration. Fields that are absent from the file are as in [`Settings::new`].
 #[derive(Clone, Debug)]
@@ -38,7 +156,7 @@ pub struct Settings {
     /// The rules for Envoy's descriptors.
     pub(crate) rules: Arc<Rules>,
     /// The failure mode of inline limits, such as those of `CL.THROTTLE`.
-    pub ad_hoc_failure: FailureMode,
+    pub inline_failure: FailureMode,
     /// True if all policies are in shadow mode.
     pub shadow: bool,
     /// The addresses of the listeners.
@@ -57,100 +175,40 @@ pub struct Settings {
     pub bounds: Bounds,
 }
 
-/// The store for counters. Its `Debug` form shows no password.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StoreSettings {
-    /// In this process.
-    Memory {
-        /// Maximum number of keys.
-        max_keys: usize,
-    },
-    /// On Redis or Valkey.
-    Redis {
-        /// Any address that `pacegate_redis::RedisUrl` parses. It may contain a password: mask it before printing.
-        url: String,
-        /// The prefix of all keys.
-        prefix: String,
-        /// The deadline for a call.
-        deadline: Duration,
-    },
+/// Converts sections to settings. A section adds its mistakes to `problems`.
+pub(super) struct Reader<'a, 'p> {
+    /// The path of the file, which other paths are relative to.
+    pub(super) file: &'a str,
+    pub(super) environment: &'a Environment<'a>,
+    pub(super) problems: &'p mut Problems<'a>,
 }
 
-/// The address of a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Bind {
-    /// The listener is off.
-    Off,
-    /// This address; port 0 is a free port.
-    At(SocketAddr),
+impl Reader<'_, '_> {
+    /// Reads all sections but the policies. An invalid field keeps its default, and is reported.
+    pub(super) fn read(&mut self, config: &Config, settings: &mut Settings) {
+        if let Some(store) = &config.store {
+            self.store(store, settings);
+        }
+        let inline = config.inline_limits.as_ref().and_then(|inline| inline.failure.as_ref());
+        if let Some(failure) = inline.and_then(|section| failure(section, self.problems)) {
+            settings.inline_failure = failure;
+        }
+        settings.shadow = config.shadow;
+        self.listen(&config.listen, settings);
+        config.headers.apply(&mut settings.headers);
+        settings.problem_details = config.problem_details;
+        settings.descriptors = config.descriptors;
+        settings.security.tls = config.tls.as_ref().map(|tls| tls.beside(self.file));
+        settings.security.credentials = self.credentials(&config.keys);
+        settings.bounds = config.bounds.read(self.problems);
+    }
 }
 
-/// The way that several descriptors of one Envoy request are charged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Descriptors {
-    /// All or none of them: a denied request consumes nothing.
-    #[default]
-    Together,
-    /// Each separately, as envoyproxy/ratelimit does: allowed descriptors are charged even if another is denied.
-    Independent,
-}
-
-/// TLS and API keys.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct Security {
-    /// The certificate of the server, and the certificate authority of its clients.
-    pub tls: Option<TlsFiles>,
-    /// Overrides `tls` for the gRPC listener.
-    pub grpc_tls: Option<TlsFiles>,
-    /// API keys. Empty means no authentication.
-    pub credentials: Vec<Credential>,
-    /// Allows public addresses without TLS and API keys, for networks that are protected otherwise.
-    pub insecure: bool,
-}
-
-/// PEM files, reloaded when they change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TlsFiles {
-    /// The certificate chain, starting with the server's own certificate.
-    pub certificate: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
-    /// The certificate authority for client certificates. `None`: clients need none.
-    pub client_ca: Option<PathBuf>,
-}
-
-/// An API key, stored as a hash.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Credential {
-    /// For logs.
-    pub name: String,
-    /// SHA-256 of the key.
-    pub sha256: [u8; 32],
-    /// Its permissions.
-    pub scope: Scope,
-    /// The domains it may be used for; `None` for all.
-    pub domains: Option<Vec<String>>,
-    /// True if it allows inline limits.
-    pub inline: bool,
-}
-
-/// The permissions of an API key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Scope {
-    /// Checks, peeks, acquire and release.
-    #[default]
-    Check,
-    /// Also resets, refunds, reloads, and everything about all keys.
-    Admin,
+impl HeadersSection {
+    fn apply(&self, headers: &mut Headers) {
+        headers.standard = self.standard.map_or(headers.standard, Into::into);
+        headers.legacy = self.legacy.map_or(headers.legacy, Into::into);
+    }
 }
 
 impl Settings {
@@ -163,7 +221,7 @@ impl Settings {
             policies,
             may_limit_nothing: false,
             rules: Arc::default(),
-            ad_hoc_failure: FailureMode::default(),
+            inline_failure: FailureMode::default(),
             shadow: false,
             listen: ListenAddresses::default(),
             hosts: Vec::new(),
@@ -196,84 +254,11 @@ impl Settings {
     }
 }
 
-impl Security {
-    /// Returns the certificate files of a listener.
-    pub(crate) fn tls_of(&self, listener: ListenerId) -> Option<&TlsFiles> {
-        let own = self.grpc_tls.as_ref().filter(|_| listener == ListenerId::Grpc);
-        own.or(self.tls.as_ref())
-    }
-
-    /// Returns what a listener lacks to be reachable from other machines.
-    pub(crate) fn missing(&self, listener: ListenerId) -> Option<&'static str> {
-        let tls = self.tls_of(listener);
-        let has_clients = tls.is_some_and(|tls| tls.client_ca.is_some());
-        match (tls, has_clients || !self.credentials.is_empty()) {
-            _ if self.insecure => None,
-            (Some(_), true) => None,
-            (None, false) => Some("certificates (tls) and API keys (keys)"),
-            (None, true) => Some("certificates (tls)"),
-            (Some(_), false) => Some("API keys (keys) or the clients' authority (tls.client_ca)"),
-        }
-    }
-}
-
-impl Default for StoreSettings {
-    fn default() -> Self {
-        Self::Memory { max_keys: MemoryStore::DEFAULT_MAX_KEYS }
-    }
-}
-
-/// Prints the address without its secrets.
-impl std::fmt::Display for StoreSettings {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Memory { max_keys } => write!(f, "memory for up to {max_keys} keys"),
-            Self::Redis { url, .. } => match url.parse::<pacegate_redis::RedisUrl>() {
-                Ok(url) => url.fmt(f),
-                Err(_) => f.write_str("Redis"),
-            },
-        }
-    }
-}
-
-impl std::fmt::Display for Bind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::At(address) => address.fmt(f),
-        }
-    }
-}
-
-impl Bind {
-    pub(crate) const fn loopback(port: u16) -> Self {
-        Self::At(SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), port))
-    }
-}
-
-impl std::fmt::Debug for StoreSettings {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Memory { max_keys } => {
-                f.debug_struct("Memory").field("max_keys", max_keys).finish()
-            }
-            Self::Redis { url, prefix, deadline } => f
-                .debug_struct("Redis")
-                .field("url", &super::mask::masked(url, 0).0)
-                .field("prefix", prefix)
-                .field("deadline", deadline)
-                .finish(),
-        }
-    }
-}
-
-impl std::fmt::Debug for Credential {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, scope, domains, .. } = self;
-        f.debug_struct("Credential")
-            .field("name", name)
-            .field("scope", scope)
-            .field("domains", domains)
-            .finish()
-    }
+/// Returns the default for a field without a value.
+pub(super) fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }

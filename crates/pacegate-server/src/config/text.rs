@@ -1,18 +1,10 @@
-//! Parses values that are written as text: durations, sizes, shares, addresses.
+//! Parses values that are written as text: durations, sizes, numbers, shares.
 
-use std::{net::SocketAddr, num::NonZeroU32, ops::RangeInclusive, str::FromStr, time::Duration};
+use std::{ops::RangeInclusive, time::Duration};
 
-use sha2::{Digest, Sha256};
+use pacegate::policy::FailureMode;
 
-use super::{Bind, hint::shorten};
-
-/// The reason why a listen address is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "invalid listen address `{0}`: expected HOST:PORT, such as `127.0.0.1:8080` for this machine only \
-     or `0.0.0.0:8080` for all interfaces, or `off`"
-)]
-pub struct BindError(String);
+use super::hint::shorten;
 
 /// The reason why a text is not a valid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,12 +17,6 @@ pub(crate) enum ValueError {
     Count { text: String, min: usize, max: usize },
     #[error("invalid share `{0}`: expected a fraction such as `1/3`, at most `1/1`")]
     Share(String),
-    #[error(
-        "invalid SHA-256: expected the 64 hexadecimal digits of `printf %s \"$KEY\" | sha256sum`"
-    )]
-    Hash,
-    #[error("this is the SHA-256 of an empty key, which is not allowed: was `$KEY` empty?")]
-    HashOfNothing,
 }
 
 const MILLI: u64 = 1_000_000;
@@ -52,7 +38,7 @@ pub(super) fn duration(
 ) -> Result<Duration, ValueError> {
     let duration = number_and_unit(text, &TIMES).map(Duration::from_nanos);
     duration.filter(|duration| range.contains(duration)).ok_or_else(|| {
-        let (min, max) = (shown(*range.start()), shown(*range.end()));
+        let (min, max) = (format_duration(*range.start()), format_duration(*range.end()));
         ValueError::Duration { text: shorten(text), min, max }
     })
 }
@@ -77,49 +63,14 @@ pub(super) fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, V
     })
 }
 
-/// Parses a fraction, as in `1/3`.
-pub(super) fn share(text: &str) -> Result<(u32, NonZeroU32), ValueError> {
-    let parts = text.split_once('/').and_then(|(part, whole)| {
-        let part = u32::try_from(digits(part.trim())?).ok()?;
-        let whole = NonZeroU32::new(u32::try_from(digits(whole.trim())?).ok()?)?;
-        (1..=whole.get()).contains(&part).then_some((part, whole))
-    });
-    parts.ok_or_else(|| ValueError::Share(shorten(text)))
-}
-
-/// Parses 32 bytes in hexadecimal. Errors do not quote the text, because it may be a secret.
-pub(super) fn sha256(text: &str) -> Result<[u8; 32], ValueError> {
-    let digits: Option<Vec<u32>> = text.chars().map(|char| char.to_digit(16)).collect();
-    let digits = digits.filter(|digits| digits.len() == 64).ok_or(ValueError::Hash)?;
-    let mut hash = [0; 32];
-    for (byte, pair) in hash.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = u8::try_from(pair[0] * 16 + pair[1]).map_err(|_| ValueError::Hash)?;
-    }
-    match hash == *Sha256::digest(b"") {
-        true => Err(ValueError::HashOfNothing),
-        false => Ok(hash),
-    }
-}
-
-impl FromStr for Bind {
-    type Err = BindError;
-
-    /// Parses `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080` or `off`. Names other than `localhost` are not resolved.
-    /// The address is required, so that the server listens on all interfaces only if `0.0.0.0` is written out.
-    fn from_str(text: &str) -> Result<Self, BindError> {
-        if text == "off" {
-            return Ok(Self::Off);
-        }
-        let address = match text.strip_prefix("localhost:") {
-            Some(port) => format!("127.0.0.1:{port}").parse::<SocketAddr>(),
-            None => text.parse(),
-        };
-        address.map(Self::At).map_err(|_| BindError(shorten(text)))
-    }
+/// Parses a fraction of the limit, as in `1/3`.
+pub(super) fn share(text: &str) -> Result<FailureMode, ValueError> {
+    let fraction: String = text.split_whitespace().collect();
+    format!("local {fraction}").parse().map_err(|_| ValueError::Share(shorten(text)))
 }
 
 /// Formats a duration in the largest unit that divides it.
-pub(super) fn shown(time: Duration) -> String {
+pub(super) fn format_duration(time: Duration) -> String {
     let nanos = time.as_nanos();
     let fits = |unit: &&(&str, u64)| nanos > 0 && nanos.is_multiple_of(u128::from(unit.1));
     match TIMES.iter().rev().find(fits) {
@@ -129,7 +80,7 @@ pub(super) fn shown(time: Duration) -> String {
 }
 
 /// Formats a size in the largest unit that divides it.
-pub(super) fn shown_size(bytes: usize) -> String {
+pub(super) fn format_size(bytes: usize) -> String {
     let fits = |unit: &&(&str, u64)| bytes > 0 && (bytes as u64).is_multiple_of(unit.1);
     match SIZES.iter().rev().find(fits) {
         Some((name, unit)) => format!("{}{name}", bytes as u64 / unit),
@@ -204,37 +155,10 @@ mod tests {
 
     #[test]
     fn shares_are_at_most_all() {
-        assert_eq!(share("1/3"), Ok((1, NonZeroU32::new(3).unwrap())));
-        assert_eq!(share("3 / 3"), Ok((3, NonZeroU32::new(3).unwrap())));
+        assert_eq!(share("1/3"), Ok("local 1/3".parse().unwrap()));
+        assert_eq!(share("3 / 3"), Ok("local 3/3".parse().unwrap()));
         for bad in ["0/3", "4/3", "1/0", "1", "a/b", "", "1/4294967296", "-1/3"] {
             assert!(share(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn listen_addresses_need_a_host_and_a_port() {
-        for (text, address) in [
-            ("127.0.0.1:8080", "127.0.0.1:8080"),
-            ("localhost:0", "127.0.0.1:0"),
-            ("[::1]:6380", "[::1]:6380"),
-            ("0.0.0.0:80", "0.0.0.0:80"),
-        ] {
-            assert_eq!(text.parse(), Ok(Bind::At(address.parse().unwrap())));
-        }
-        assert_eq!("off".parse(), Ok(Bind::Off));
-        for bad in ["", ":8080", "8080", "*:8080", "example.org:80", "127.0.0.1", "localhost:x"] {
-            assert!(bad.parse::<Bind>().is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn hashes_are_64_digits() {
-        let text = "000102030405060708090a0b0c0d0e0f101112131415161718191A1B1C1D1E1F";
-        assert_eq!(sha256(text).unwrap()[31], 0x1f);
-        for bad in ["", &text[1..], &format!("{text}0"), &text.replace('0', "g")] {
-            assert!(!sha256(bad).unwrap_err().to_string().contains("0b0c"));
-        }
-        let of_nothing = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(sha256(of_nothing), Err(ValueError::HashOfNothing));
     }
 }

@@ -11,8 +11,8 @@ use super::{Settings, StoreSettings, hint::shorten};
 use crate::listeners::exposed;
 
 /// Maximum number of pairs of policies in warnings, and of policies that are compared with each other.
-const MOST_PAIRS: usize = 20;
-const MOST_COMPARED: usize = 5_000;
+const MAX_PAIRS: usize = 20;
+const MAX_COMPARED: usize = 5_000;
 
 /// Returns a sentence for each likely mistake in a valid configuration.
 pub fn warnings(settings: &Settings) -> Vec<String> {
@@ -32,9 +32,9 @@ pub fn warnings(settings: &Settings) -> Vec<String> {
 /// Warns about overrides that are never used.
 fn overrides(policy: &Policy, warnings: &mut Vec<String>) {
     let name = policy.name;
-    for (place, later) in policy.overrides.iter().enumerate() {
-        let number = place + 1;
-        let earlier = policy.overrides[..place]
+    for (index, later) in policy.overrides.iter().enumerate() {
+        let number = index + 1;
+        let earlier = policy.overrides[..index]
             .iter()
             .position(|earlier| earlier.matching.is_any() || earlier.matching == later.matching);
         if let Some(earlier) = earlier {
@@ -79,11 +79,11 @@ fn limits(policy: &Policy, warnings: &mut Vec<String>) {
     let lists = std::iter::once(&policy.limits).chain(policy.overrides.iter().map(|o| &o.limits));
     for limits in lists {
         for idle in limits {
-            let Some((tighter, most)) = limits.iter().find_map(|other| most_of(other, idle)) else {
+            let Some((tighter, max)) = limits.iter().find_map(|other| max_of(other, idle)) else {
                 continue;
             };
             warnings.push(format!(
-                "policy `{}`: the limit `{idle}` never denies because `{tighter}` admits {most} in that time",
+                "policy `{}`: the limit `{idle}` never denies because `{tighter}` admits at most {max} in that time",
                 policy.name
             ));
         }
@@ -92,26 +92,26 @@ fn limits(policy: &Policy, warnings: &mut Vec<String>) {
 
 /// Returns the maximum that `tighter` admits in a window of `idle`, if `idle` never denies that much. This is exact,
 /// because windows whose periods divide each other start together.
-fn most_of<'a>(tighter: &'a Limit, idle: &Limit) -> Option<(&'a Limit, u64)> {
+fn max_of<'a>(tighter: &'a Limit, idle: &Limit) -> Option<(&'a Limit, u64)> {
     let windows = [tighter, idle].iter().all(|limit| limit.algorithm() == Algorithm::FixedWindow);
     let (short, long) = (tighter.period().as_micros(), idle.period().as_micros());
     if !windows || short >= long || !long.is_multiple_of(short) {
         return None;
     }
     let times = u64::try_from(long / short).ok()?;
-    let most = tighter.amount().checked_mul(times)?;
-    (most <= idle.amount()).then_some((tighter, most))
+    let max = tighter.amount().checked_mul(times)?;
+    (max <= idle.amount()).then_some((tighter, max))
 }
 
 fn cost(policy: &Policy, warnings: &mut Vec<String>) {
     let Some(cost) = policy.max_cost else { return };
     let lists = std::iter::once(&policy.limits).chain(policy.overrides.iter().map(|o| &o.limits));
     // In each list the tightest limit decides. A cost is useful if any list can admit it.
-    let most =
+    let max =
         lists.map(|limits| limits.iter().map(Limit::capacity).min().unwrap_or(u64::MAX)).max();
-    if let Some(most) = most.filter(|most| *most < cost) {
+    if let Some(max) = max.filter(|max| *max < cost) {
         warnings.push(format!(
-            "policy `{}`: a `max_cost` of {cost} has no effect because its limits admit at most {most} at once",
+            "policy `{}`: a `max_cost` of {cost} has no effect because its limits admit at most {max} at once",
             policy.name
         ));
     }
@@ -134,21 +134,21 @@ fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
     if !scheme.ends_with("+cluster") {
         return;
     }
-    if settings.policies.policies().len() > MOST_COMPARED {
+    if settings.policies.policies().len() > MAX_COMPARED {
         warnings.push(format!(
-            "more than {MOST_COMPARED} policies: not compared for whether a cluster charges them in one step"
+            "more than {MAX_COMPARED} policies: skipped the check whether a cluster charges them in one step"
         ));
         return;
     }
     let pairs = settings.policies.split_tags();
-    for (first, second) in pairs.iter().take(MOST_PAIRS) {
+    for (first, second) in pairs.iter().take(MAX_PAIRS) {
         warnings.push(format!(
-            "policies `{first}` and `{second}`: a request that meets both is charged one after the other on \
-             a cluster, and given back if one denies; the same `tag` makes it one step"
+            "policies `{first}` and `{second}`: a request that meets both is charged to one after the other on \
+             a cluster, and refunded if one denies; use the same `tag` to charge both in one step"
         ));
     }
-    if pairs.len() > MOST_PAIRS {
-        warnings.push(format!("and {} more such pairs", pairs.len() - MOST_PAIRS));
+    if pairs.len() > MAX_PAIRS {
+        warnings.push(format!("and {} more such pairs", pairs.len() - MAX_PAIRS));
     }
 }
 

@@ -59,7 +59,7 @@ pub(crate) fn message(error: &Error) -> String {
             format!("the field `{field}` is missing: add it")
         }
         Error::DuplicateMappingKey { key: Some(key), .. } => {
-            format!("`{}` is given twice: leave one of them out", shorten(key))
+            format!("duplicate field `{}`: remove one of them", shorten(key))
         }
         Error::Unexpected { expected, .. } => format!("expected {}", plain(expected)),
         Error::ExternallyTaggedEnumExpectedScalarOrMapping { .. } => {
@@ -78,16 +78,16 @@ pub(crate) fn message(error: &Error) -> String {
             format!("expected {expected}, found {}", shorten(unexpected))
         }
         Error::MultipleDocuments { .. } => {
-            "a second document begins here: write one file for each".to_owned()
+            "a second document starts here: use one file per document".to_owned()
         }
         Error::Budget { .. } => {
-            "the file is too large, too deeply nested, or has too many aliases: write less, or spell \
-             the aliases out"
+            "the file is too large, too deeply nested, or has too many aliases: shorten it, or replace \
+             the aliases by their values"
                 .to_owned()
         }
         Error::Message { msg, .. } => msg.clone(),
         Error::UnsupportedTag { .. } => "YAML tags are not supported: remove the tag".to_owned(),
-        other => as_the_parser_says(other),
+        other => parser_message(other),
     }
 }
 
@@ -100,10 +100,10 @@ fn plain(expected: &str) -> &str {
     }
 }
 
-fn as_the_parser_says(error: &Error) -> String {
-    let said = error.render_with_formatter(&UserMessageFormatter);
-    let end = said.find(" at line ").unwrap_or(said.len());
-    let said: String =
-        said[..end].chars().map(|char| if char.is_control() { ' ' } else { char }).collect();
-    format!("invalid YAML: {}", said.trim())
+fn parser_message(error: &Error) -> String {
+    let message = error.render_with_formatter(&UserMessageFormatter);
+    let end = message.find(" at line ").unwrap_or(message.len());
+    let message: String =
+        message[..end].chars().map(|char| if char.is_control() { ' ' } else { char }).collect();
+    format!("invalid YAML: {}", message.trim())
 }

@@ -223,7 +223,7 @@ impl<'a> ResolvedDescriptor<'a> {
             }
             // The client chooses the limit, so each limit has its own counter.
             DescriptorLimits::Override(bound, subject) => {
-                let counter = (PolicyName::AD_HOC, Counter::Limit);
+                let counter = (PolicyName::INLINE, Counter::Limit);
                 add(counter, std::slice::from_ref(bound), subject);
             }
             DescriptorLimits::Native(plan) => match self.plan_charges(plan) {

@@ -258,7 +258,7 @@ impl Rule {
 
 impl DescriptorKey<'_> {
     /// Creates a key of all entries, for a limit in the request. The first part separates these keys from other keys of
-    /// [`PolicyName::AD_HOC`].
+    /// [`PolicyName::INLINE`].
     pub(super) fn whole(domain: &[u8], entries: &[Entry]) -> Self {
         let mut key = KeyBuf::empty();
         key.push(Some(b"envoy"));

@@ -122,7 +122,7 @@ fn find<'r>(
     let mut policies = revision.engine.policies().policies().iter();
     let own = policies.find(|other| other.name.as_str() == policy);
     let found = match own {
-        None if policy != PolicyName::AD_HOC.as_str() => None,
+        None if policy != PolicyName::INLINE.as_str() => None,
         own => Some((own, own.map_or("", |policy| &policy.domain))),
     };
     found.filter(|(_, domain)| access.allows(Scope::Check, domain))
@@ -135,7 +135,7 @@ pub(super) fn find_name<'r>(
     access: Access<'_>,
 ) -> Result<(PolicyName, &'r str), ProblemDetails> {
     let (found, domain) = find(policy, revision, access).ok_or_else(|| no_policy(access))?;
-    Ok((found.map_or(PolicyName::AD_HOC, |policy| policy.name), domain))
+    Ok((found.map_or(PolicyName::INLINE, |policy| policy.name), domain))
 }
 
 fn no_policy(access: Access<'_>) -> ProblemDetails {
@@ -191,7 +191,7 @@ impl<'r> NamedKey<'r> {
                 }
             })
         })?;
-        let policy = found.map_or(PolicyName::AD_HOC, |policy| policy.name);
+        let policy = found.map_or(PolicyName::INLINE, |policy| policy.name);
         Ok(Self { policy, domain, key })
     }
 
@@ -208,7 +208,7 @@ impl<'r> NamedKey<'r> {
     /// Returns the policy. Inline limits are an error: the server does not know them.
     pub(super) fn configured_policy(&self) -> Result<PolicyName, ProblemDetails> {
         match self.policy {
-            PolicyName::AD_HOC => {
+            PolicyName::INLINE => {
                 let detail = "the server does not store inline limits: use `key` and `limit`";
                 Err(ProblemDetails::request(detail))
             }

@@ -330,7 +330,7 @@ impl PolicyModel {
     /// Describes inline limits as a policy.
     pub(super) fn ad_hoc(failure: FailureMode) -> Self {
         Self {
-            name: PolicyName::AD_HOC,
+            name: PolicyName::INLINE,
             domain: String::new(),
             envoy: false,
             r#match: Vec::new(),
@@ -396,6 +396,7 @@ impl ProcessReport {
             keys.iter().map(|top| KeyModel::new(&revision.engine, top)).collect::<Vec<_>>()
         };
         Self {
+<<<<<<< HEAD
             revision: revision.number,
             reloads_refused,
             reload_complaint,
@@ -403,6 +404,17 @@ impl ProcessReport {
             listeners: listeners(active),
             busiest: keys(&stats.busiest),
             most_denied: keys(&stats.most_denied),
+=======
+            revision,
+            policies: stats.policies.iter().map(PolicyCounts::from).collect(),
+            ad_hoc: PolicyCounts::from(&stats.inline),
+            busiest: stats.busiest.iter().map(TopKeyModel::from).collect(),
+            most_denied: stats.most_denied.iter().map(TopKeyModel::from).collect(),
+            store_failures: stats.store_failures,
+            store: StoreModel::from(state),
+            reloads_refused: 0,
+            reload_complaint: None,
+>>>>>>> main
         }
     }
 

@@ -21,7 +21,8 @@ pub(super) async fn peek(shared: Context, request: Request) -> HttpResult {
     let revision = shared.active.revision();
     if let Some(named) = NamedKey::from_query(&request, &revision)? {
         revision.access_to(request.headers(), Scope::Check, named.domain)?;
-        let plan = revision.engine.plan_for(named.configured_policy()?, named.key.as_ref());
+        let plan =
+            revision.engine.charges().plan_for(named.configured_policy()?, named.key.as_ref());
         return state(&revision, &plan.charges(0)?).await;
     }
     let body = CheckBody::from_query(request.uri())?;
@@ -46,7 +47,8 @@ pub(super) async fn reset(shared: Context, request: Request) -> HttpResult {
     let revision = shared.active.revision();
     if let Some(named) = NamedKey::from_query(&request, &revision)? {
         let access = revision.access_to(request.headers(), Scope::Admin, named.domain)?;
-        let plan = revision.engine.plan_for_all(named.configured_policy()?, named.key.as_ref());
+        let plan =
+            revision.engine.charges().plan_for_all(named.configured_policy()?, named.key.as_ref());
         let charges = plan.charges(0)?;
         return reset_charges(&shared, &revision, access, &charges, &charges[..1]).await;
     }
@@ -65,7 +67,7 @@ async fn reset_charges(
     charges: &[Charge<'_>],
     audited: &[Charge<'_>],
 ) -> HttpResult {
-    revision.engine.reset(charges).await?;
+    revision.engine.charges().reset(charges).await?;
     shared.active.audit().charges("reset", &access, audited);
     json(&Done { limits: charges.len() })
 }
@@ -138,13 +140,13 @@ async fn change_permit(shared: &Shared, request: Request, change: PermitChange) 
     charges.retain(|charge| charge.permit != 0);
     match change {
         PermitChange::Release => {
-            revision.engine.release(&charges).await?;
+            revision.engine.charges().release(&charges).await?;
             if access.is_authenticated() && !charges.is_empty() {
                 shared.active.audit().charges("release", &access, &charges);
             }
         }
         PermitChange::Renew => {
-            if charges.is_empty() || !revision.engine.renew(&charges).await? {
+            if charges.is_empty() || !revision.engine.charges().renew(&charges).await? {
                 return Err(ProblemDetails::permit_lost());
             }
         }

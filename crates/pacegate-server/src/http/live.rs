@@ -152,8 +152,8 @@ fn policies(
         LivePolicy { policy, counts: stats.into(), used }
     };
     let own = both.into_iter().map(|(policy, stats)| (policy.name, model(stats, policy.into())));
-    let ad_hoc = Some(&stats.ad_hoc).filter(|stats| decided(stats) > 0).map(|stats| {
-        (stats.policy, model(stats, PolicyModel::ad_hoc(revision.settings.ad_hoc_failure)))
+    let ad_hoc = Some(&stats.inline).filter(|stats| decided(stats) > 0).map(|stats| {
+        (stats.policy, model(stats, PolicyModel::ad_hoc(revision.settings.inline_failure)))
     });
     own.chain(ad_hoc).collect()
 }
@@ -185,7 +185,8 @@ async fn measure_usage(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f6
         all.get(policy).is_some_and(|policy| policy.overrides.is_empty())
     };
     let keys = stats.busiest.iter().filter(|top| is_plain(top.policy));
-    let plan = |top: &TopKey| Some(engine.plan_for(top.policy, top.whole.as_ref()?.as_ref()));
+    let plan =
+        |top: &TopKey| Some(engine.charges().plan_for(top.policy, top.whole.as_ref()?.as_ref()));
     let plans: Vec<Plan<'_>> = keys.filter_map(plan).collect();
     let charges = plans.iter().filter_map(|plan| plan.charges(0).ok());
     let charges: Vec<Charge<'_>> = charges.flatten().map(|charge| charge.enforced(true)).collect();

@@ -52,6 +52,7 @@ use crate::{
     config::{Bounds, Scope},
     listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
+    reload::Reload,
     service::{Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch},
     trace,
 };
@@ -62,9 +63,6 @@ pub(crate) struct HttpService {
     shared: Arc<Shared>,
     router: Router,
 }
-
-/// Reloads the configuration and returns its revision. May block.
-pub(crate) type Reload = Arc<dyn Fn() -> Result<u64, String> + Send + Sync>;
 
 /// Protocols to offer by ALPN.
 pub(crate) const ALPN: &[&[u8]] = &[b"h2", b"http/1.1"];

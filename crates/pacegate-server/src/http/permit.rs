@@ -35,7 +35,7 @@ impl Drop for UnsentPermit {
             runtime.spawn(async move {
                 let charges: Vec<_> = charges.iter().map(ChargeBuf::as_charge).collect();
                 // The store counts failures and retries.
-                drop(engine.release(&charges).await);
+                drop(engine.charges().release(&charges).await);
             });
         }
     }

@@ -321,7 +321,7 @@ impl RespSession {
             let mut policies = revision.engine.policies().policies().iter();
             let (policy, domain) = match policies.find(|policy| policy.name.as_str() == name) {
                 Some(policy) => (policy.name, &*policy.domain),
-                None if name == PolicyName::AD_HOC.as_str() => (PolicyName::AD_HOC, ""),
+                None if name == PolicyName::INLINE.as_str() => (PolicyName::INLINE, ""),
                 None if access.allows_everywhere(Scope::Check) => {
                     return Err(CommandError::UnknownPolicy);
                 }
@@ -345,11 +345,20 @@ impl RespSession {
         change: Change,
     ) -> Result<(), CommandError> {
         let engine = &revision.engine;
+<<<<<<< HEAD
         let limits = check.charged_limits(engine);
         let charges = limits.charges(if change == Change::Reset { 0 } else { check.cost() })?;
+=======
+        let cost = if change == Change::Reset { 0 } else { query.cost };
+        let plan = query.request().map(|request| engine.charges().plan(&request));
+        let charges = match &plan {
+            Some(plan) => plan.charges(cost)?,
+            None => query.inline_charges().to_vec(),
+        };
+>>>>>>> main
         let action = match change {
             Change::Reset => {
-                engine.reset(&charges).await?;
+                engine.charges().reset(&charges).await?;
                 "reset"
             }
             Change::Refund => {

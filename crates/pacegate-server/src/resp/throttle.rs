@@ -81,7 +81,7 @@ pub(super) fn read<'a>(
         return Err(CommandError::QuantityExceedsBurst { quantity, burst });
     }
     let cost = if is_too_large { 0 } else { quantity };
-    let charge = Charge::new(PolicyName::AD_HOC, KeyRef::new(key), limit).cost(cost);
+    let charge = Charge::new(PolicyName::INLINE, KeyRef::new(key), limit).cost(cost);
     Ok((charge, ThrottleReply { dialect, capacity, is_too_large, is_peek: quantity == 0 }))
 }
 
@@ -155,7 +155,7 @@ impl RepeatedCommand {
         }
         let (key, after) = rest.get(start..)?.split_at_checked(length)?;
         after.starts_with(&self.tail).then(|| {
-            let charge = Charge::new(PolicyName::AD_HOC, KeyRef::new(key), limit).cost(cost);
+            let charge = Charge::new(PolicyName::INLINE, KeyRef::new(key), limit).cost(cost);
             (charge, reply, self.head.len() + start + length + self.tail.len())
         })
     }

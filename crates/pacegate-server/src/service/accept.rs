@@ -17,8 +17,9 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
+use tokio_io_timeout::TimeoutWriter;
 
-use super::{Drain, Keys, Peer, Quiet, Sources, Tls, Workers, WriteDeadline};
+use super::{Drain, Keys, Peer, Quiet, Sources, Tls, Workers};
 use crate::active_config::ActiveConfig;
 
 /// Implements a protocol on connections.
@@ -39,7 +40,7 @@ pub(crate) struct Listener {
     /// Taken by [`Listener::run`], and closed when the drain starts.
     socket: Mutex<Option<std::net::TcpListener>>,
     address: SocketAddr,
-    most: usize,
+    max: usize,
     room: Arc<Semaphore>,
     sources: Arc<Sources>,
     refused: AtomicU64,
@@ -49,16 +50,16 @@ pub(crate) struct Listener {
 /// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// The deadline for a TLS handshake.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a failed accept, for example because too many files are open.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Size of the kernel's buffers for a connection, in each direction. By default, the kernel would buffer megabytes for
 /// a client that does not read its responses.
 const SOCKET_BYTES: usize = 128 << 10;
 
 impl Listener {
-    /// Binds `address`. At most `most` connections are open at once.
-    pub(crate) fn bind(name: &'static str, address: SocketAddr, most: usize) -> io::Result<Self> {
+    /// Binds `address`. At most `max` connections are open at once.
+    pub(crate) fn bind(name: &'static str, address: SocketAddr, max: usize) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Transport::TCP))?;
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;
@@ -70,11 +71,11 @@ impl Listener {
         let socket: std::net::TcpListener = socket.into();
         let address = socket.local_addr()?;
         let socket = Mutex::new(Some(socket));
-        let most = most.min(Semaphore::MAX_PERMITS);
-        let room = Arc::new(Semaphore::new(most));
-        let sources = Sources::new(most.div_ceil(2));
+        let max = max.min(Semaphore::MAX_PERMITS);
+        let room = Arc::new(Semaphore::new(max));
+        let sources = Sources::new(max.div_ceil(2));
         let (refused, refusals) = (AtomicU64::new(0), Quiet::default());
-        Ok(Self { name, socket, address, most, room, sources, refused, refusals })
+        Ok(Self { name, socket, address, max, room, sources, refused, refusals })
     }
 
     /// Returns the name in logs and metrics.
@@ -89,7 +90,7 @@ impl Listener {
 
     /// Returns the number of open connections.
     pub(crate) fn open(&self) -> usize {
-        self.most - self.room.available_permits()
+        self.max - self.room.available_permits()
     }
 
     /// Returns the number of connections that were closed at once because there were too many.
@@ -122,7 +123,7 @@ impl Listener {
                 Ok((stream, peer)) => serve(stream, peer),
                 Err(error) => {
                     tracing::warn!(listener = self.name, %error, "cannot accept a connection");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
             }
         }
@@ -142,10 +143,10 @@ impl Listener {
         active: &ActiveConfig,
     ) -> Option<(Peer, OwnedSemaphorePermit)> {
         let Ok(permit) = self.room.clone().try_acquire_owned() else {
-            let (refused, most) = (self.count_refused(), self.most);
+            let (refused, max) = (self.count_refused(), self.max);
             if self.refusals.events().is_some() {
                 let listener = self.name;
-                tracing::warn!(listener, most, refused, "too many connections: more are closed");
+                tracing::warn!(listener, max, refused, "too many connections; closing new ones");
             }
             return None;
         };
@@ -153,12 +154,12 @@ impl Listener {
             return Some((address.into(), permit));
         }
         let Some(peer) = self.sources.admit(address) else {
-            let (refused, most) = (self.count_refused(), self.most.div_ceil(2));
+            let (refused, max) = (self.count_refused(), self.max.div_ceil(2));
             if self.refusals.events().is_some() {
                 let (listener, source) = (self.name, address.ip());
                 tracing::warn!(
-                    listener, %source, most, refused,
-                    "too many unauthenticated connections from one address: more are closed"
+                    listener, %source, max, refused,
+                    "too many unauthenticated connections from one address; closing new ones"
                 );
             }
             return None;
@@ -172,7 +173,7 @@ impl Listener {
 
     /// Waits until all connections are closed. Returns `false` on timeout.
     pub(crate) async fn emptied(&self, within: Duration) -> bool {
-        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
+        let all = u32::try_from(self.max).unwrap_or(u32::MAX);
         timeout(within, self.room.acquire_many(all)).await.is_ok()
     }
 }
@@ -189,12 +190,14 @@ async fn connection<P: Protocol>(
     // If this fails, the connection is only slower.
     let _ = stream.set_nodelay(true);
     let write_timeout = protocol.active().revision().settings.bounds.write_timeout;
-    let stream = WriteDeadline::new(stream, write_timeout);
+    let mut stream = TimeoutWriter::new(stream);
+    stream.set_timeout(Some(write_timeout));
+    let stream = Box::pin(stream);
     match tls {
         None => protocol.serve(stream, peer, drain).await,
         Some(tls) => {
             let shaken = tokio::select! {
-                shaken = timeout(HANDSHAKE, tls.accept(stream)) => shaken,
+                shaken = timeout(HANDSHAKE_TIMEOUT, tls.accept(stream)) => shaken,
                 () = drain.clone().grace_over() => return,
             };
             match shaken {

@@ -96,11 +96,11 @@ impl InFlight {
 
 impl Share {
     /// Waits until the connection may hold another answer. The request holds `bytes` meanwhile. Fails if the connection
-    /// has too many such requests, or if the client reads nothing within `patience`.
+    /// has too many such requests, or if the client reads nothing within `max_wait`.
     pub(crate) async fn wait_for_room(
         self: &Arc<Self>,
         bytes: impl FnOnce() -> usize,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<(), TooMuch> {
         if self.has_room() {
             return Ok(());
@@ -120,7 +120,7 @@ impl Share {
                 returned.await;
             }
         };
-        timeout(patience, room).await.map_err(|_| TooMuch)
+        timeout(max_wait, room).await.map_err(|_| TooMuch)
     }
 
     fn has_room(&self) -> bool {

@@ -14,7 +14,6 @@ mod source;
 mod tls;
 mod watch;
 mod workers;
-mod write_deadline;
 
 pub(crate) use accept::{Listener, Protocol};
 pub(crate) use access::{Access, INLINE_DENIED, Keys};
@@ -30,4 +29,3 @@ pub(crate) use source::{Peer, Sources};
 pub(crate) use tls::{Tls, TlsError};
 pub(crate) use watch::{Watch, describe, drive, is_violation};
 pub(crate) use workers::Workers;
-pub(crate) use write_deadline::WriteDeadline;

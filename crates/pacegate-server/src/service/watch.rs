@@ -65,8 +65,8 @@ pub(crate) struct Watched<I> {
     pause: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-/// When to close a connection.
-struct Patience<'a> {
+/// The timeouts that close a connection.
+struct Timeouts<'a> {
     bounds: Bounds,
     watch: &'a Watch,
     timer: Pin<&'a mut Sleep>,
@@ -126,13 +126,13 @@ where
 {
     let mut connection = pin!(connection);
     let timer = pin!(sleep(bounds.idle_timeout.min(bounds.write_timeout)));
-    let mut patience = Patience::new(bounds, watch, timer);
+    let mut timeouts = Timeouts::new(bounds, watch, timer);
     let mut begun = pin!(drain.begun());
     poll_fn(|cx| {
         watch.turn.store(0, Ordering::Relaxed);
         loop {
             if !watch.is_draining() && begun.as_mut().poll(cx).is_ready() {
-                patience.linger();
+                timeouts.linger();
             }
             if let Poll::Ready(done) = connection.as_mut().poll(cx) {
                 return Poll::Ready(done);
@@ -140,7 +140,7 @@ where
             if watch.is_given_up.load(Ordering::Relaxed) {
                 return Poll::Ready(Ok(()));
             }
-            match patience.poll(cx) {
+            match timeouts.poll(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Due::Nothing) => {}
                 Poll::Ready(Due::Close) => close(connection.as_mut()),
@@ -298,7 +298,7 @@ impl Drop for Open {
     }
 }
 
-impl<'a> Patience<'a> {
+impl<'a> Timeouts<'a> {
     fn new(bounds: Bounds, watch: &'a Watch, timer: Pin<&'a mut Sleep>) -> Self {
         let now = Instant::now();
         Self {
@@ -339,10 +339,10 @@ impl<'a> Patience<'a> {
             (false, Some(_)) => self.reading_since = None,
             _ => {}
         }
-        self.timer.as_mut().poll(cx).map(|()| self.look())
+        self.timer.as_mut().poll(cx).map(|()| self.check())
     }
 
-    fn look(&mut self) -> Due {
+    fn check(&mut self) -> Due {
         let now = Instant::now();
         let read_until = self.reading_since.map(|since| since + self.bounds.read_timeout);
         if read_until.is_some_and(|until| until <= now) || self.has_unread(now) {
@@ -392,19 +392,19 @@ impl<'a> Patience<'a> {
 }
 
 impl<I: AsyncRead + Unpin> Watched<I> {
-    /// Reads at most `most` bytes, once it is the turn of a client without an API key.
+    /// Reads at most `max` bytes, once it is the turn of a client without an API key.
     fn poll_unauthenticated(
         &mut self,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
-        most: usize,
+        max: usize,
     ) -> Poll<io::Result<()>> {
         if let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(cx));
             self.pause = None;
         }
         let mut bytes = [0; UNAUTHENTICATED_TURN_BYTES];
-        let mut part = ReadBuf::new(&mut bytes[..most.min(buf.remaining())]);
+        let mut part = ReadBuf::new(&mut bytes[..max.min(buf.remaining())]);
         let done = Pin::new(&mut self.io).poll_read(cx, &mut part);
         buf.put_slice(part.filled());
         if !part.filled().is_empty() && self.watch.is_suspect.load(Ordering::Relaxed) {

@@ -6,8 +6,9 @@ use std::{
 };
 
 use pacegate::PolicySet;
-use pacegate_server::config::{
-    DEFAULT_CONFIG, Environment, Settings, StoreSettings, read, reference, schema,
+use pacegate_server::{
+    DEFAULT_CONFIG, Environment, Settings, StoreSettings, config_reference as reference,
+    config_schema as schema, read_config as read,
 };
 
 /// The files of a folder of `tests/it/config`, by name.
@@ -183,7 +184,7 @@ fn the_defaults_in_the_schema_are_the_actual_defaults() {
         (&["listen"], &schema["$defs"]["Listen"]),
         (&["headers"], &schema["$defs"]["Headers"]),
         (&["bounds"], &schema["$defs"]["Bounds"]),
-        (&["ad_hoc"], &schema["$defs"]["AdHoc"]),
+        (&["inline_limits"], &schema["$defs"]["InlineLimits"]),
     ] {
         for (name, field) in definition["properties"].as_object().unwrap() {
             let Some(default) = field.get("default") else { continue };

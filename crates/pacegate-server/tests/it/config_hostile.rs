@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use pacegate::{Request, policy::PolicySet};
-use pacegate_server::config::{Environment, read};
+use pacegate_server::{Environment, read_config as read};
 
 const GOOD: &str = include_str!("config/good/everything.yaml");
 

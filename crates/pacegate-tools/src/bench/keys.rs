@@ -56,36 +56,52 @@ const COSTS: usize = 1 << 12;
 /// Maximum number of costs in a mix.
 const MOST_COSTS: usize = 16;
 
-impl FromStr for KeyDistribution {
-    type Err = String;
+/// A text that is not a key distribution.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum KeysError {
+    #[error("expected hot, uniform:100000 or zipf:100000,0.99")]
+    Invalid,
+    #[error("expected 1 to {0} keys")]
+    Count(u32),
+    #[error("expected an exponent from 0 to 10")]
+    Exponent,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "expected hot, uniform:100000 or zipf:100000,0.99".to_owned();
+/// A text that is not a mix of costs.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a cost such as 1, or weighted costs such as 1:90,10:10")]
+pub struct CostsError;
+
+impl FromStr for KeyDistribution {
+    type Err = KeysError;
+
+    fn from_str(text: &str) -> Result<Self, KeysError> {
         let count = |text: &str, most: u32| match text.parse() {
             Ok(count) if (1..=most).contains(&count) => Ok(count),
-            Ok(_) => Err(format!("expected 1 to {most} keys")),
-            Err(_) => Err(wrong()),
+            Ok(_) => Err(KeysError::Count(most)),
+            Err(_) => Err(KeysError::Invalid),
         };
         match text.split_once(':') {
             None if text == "hot" => Ok(Self::Hot),
             Some(("uniform", keys)) => Ok(Self::Uniform(count(keys, MOST_KEYS)?)),
             Some(("zipf", rest)) => {
                 let (keys, exponent) = rest.split_once(',').unwrap_or((rest, "1"));
-                let exponent: f64 = exponent.parse().map_err(|_| wrong())?;
+                let exponent: f64 = exponent.parse().map_err(|_| KeysError::Invalid)?;
                 match (0.0..=10.0).contains(&exponent) {
                     true => Ok(Self::Zipf(count(keys, MOST_ZIPF)?, exponent)),
-                    false => Err("expected an exponent from 0 to 10".to_owned()),
+                    false => Err(KeysError::Exponent),
                 }
             }
-            _ => Err(wrong()),
+            _ => Err(KeysError::Invalid),
         }
     }
 }
 
 impl FromStr for Costs {
-    type Err = String;
+    type Err = CostsError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, CostsError> {
         let share = |part: &str| {
             let (cost, weight) = part.split_once(':').unwrap_or((part, "1"));
             let share = Share { cost: cost.parse().ok()?, weight: weight.parse().ok()? };
@@ -94,7 +110,7 @@ impl FromStr for Costs {
         let shares: Option<Vec<_>> = text.split(',').map(share).collect();
         match shares {
             Some(shares) if shares.len() <= MOST_COSTS => Ok(Self { shares }),
-            _ => Err("expected a cost such as 1, or weighted costs such as 1:90,10:10".to_owned()),
+            _ => Err(CostsError),
         }
     }
 }

@@ -10,7 +10,7 @@ mod target;
 
 pub use self::{
     check::{Rule, Windows, check},
-    keys::{Costs, KeyDistribution},
+    keys::{Costs, CostsError, KeyDistribution, KeysError},
     load::{Length, Load, Ran, Rate},
     report::{BenchReport, Check},
     target::{Dialect, Reading, Script, Target, Wanted},

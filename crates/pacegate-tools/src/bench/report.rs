@@ -2,7 +2,9 @@
 
 use std::{fmt, time::Duration};
 
+use anstyle::AnsiColor;
 use hdrhistogram::Histogram;
+use indicatif::HumanCount;
 use serde_json::{Value, json};
 
 use super::{check::Verdict, load::Ran};
@@ -127,21 +129,21 @@ impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Verdict { checked, over_admitted, wrongly_denied, keys_wronged, worst } = self.verdict;
         let first = if self.complete { "" } else { "the first " };
-        write!(f, "{first}{} requests: ", Count(checked))?;
-        write!(f, "{} over-admitted", Count(over_admitted))?;
+        write!(f, "{first}{} requests: ", HumanCount(checked))?;
+        write!(f, "{} over-admitted", HumanCount(over_admitted))?;
         if self.denials {
-            write!(f, ", {} wrongly denied", Count(wrongly_denied))?;
+            write!(f, ", {} wrongly denied", HumanCount(wrongly_denied))?;
         }
         if keys_wronged > 0 {
             write!(
                 f,
                 ", on {} key{}",
-                Count(keys_wronged),
+                HumanCount(keys_wronged),
                 if keys_wronged == 1 { "" } else { "s" }
             )?;
         }
         if let Some((key, units)) = worst.filter(|_| keys_wronged > 1) {
-            write!(f, "; worst: key {key} with {} over-admitted", Count(units))?;
+            write!(f, "; worst: key {key} with {} over-admitted", HumanCount(units))?;
         }
         match self.denials {
             true => Ok(()),
@@ -161,23 +163,29 @@ impl fmt::Display for BenchReport {
             }
         }
         writeln!(f)?;
-        let (allowed, denied) = (Count(record.allowed), Count(record.denied));
-        write!(f, "{:<12}{} in {:.2?}", "requests", Count(record.answered()), self.ran.elapsed)?;
+        let (allowed, denied) = (HumanCount(record.allowed), HumanCount(record.denied));
+        write!(
+            f,
+            "{:<12}{} in {:.2?}",
+            "requests",
+            HumanCount(record.answered()),
+            self.ran.elapsed
+        )?;
         write!(f, ": {allowed} allowed, {denied} denied")?;
         let others = [(record.failed, "failed"), (record.lost, "lost"), (record.unsent, "unsent")];
         for (count, what) in others {
             if count > 0 {
-                write!(f, ", {} {what}", Count(count))?;
+                write!(f, ", {} {what}", HumanCount(count))?;
             }
         }
         writeln!(f)?;
         if record.reconnected > 0 {
-            writeln!(f, "{:<12}{} times", "reconnected", Count(record.reconnected))?;
+            writeln!(f, "{:<12}{} times", "reconnected", HumanCount(record.reconnected))?;
         }
         if let Some(text) = &record.first_failure {
             writeln!(f, "{:<12}{text}", "failed with")?;
         }
-        writeln!(f, "{:<12}{} per second", "throughput", Count(self.rate()))?;
+        writeln!(f, "{:<12}{} per second", "throughput", HumanCount(self.rate()))?;
         write!(f, "{:<12}", "latency")?;
         for (name, nanos) in self.latencies() {
             let end = if name == "max" { "\n" } else { ", " };
@@ -190,7 +198,11 @@ impl fmt::Display for BenchReport {
             writeln!(f, "{:<12}{percent} % of one CPU", "generator")?;
         }
         writeln!(f)?;
-        histogram(f, &record.latencies)
+        histogram(f, &record.latencies)?;
+        let Some(check) = self.check else { return Ok(()) };
+        let color = if check.is_clean() { AnsiColor::Green } else { AnsiColor::Red };
+        let style = color.on_default();
+        writeln!(f, "\n{:<12}{style}{check}{style:#}", "check")
     }
 }
 
@@ -225,22 +237,6 @@ fn seconds(nanos: u64) -> Value {
     json!(Duration::from_nanos(nanos).as_secs_f64())
 }
 
-/// Displays a number with commas between groups of three digits.
-struct Count(u64);
-
-impl fmt::Display for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = self.0.to_string();
-        for (place, digit) in digits.chars().enumerate() {
-            if place > 0 && (digits.len() - place).is_multiple_of(3) {
-                f.write_str(",")?;
-            }
-            write!(f, "{digit}")?;
-        }
-        Ok(())
-    }
-}
-
 /// Displays nanoseconds in a suitable unit, with about three digits.
 struct Time(u64);
 
@@ -266,8 +262,6 @@ mod tests {
 
     #[test]
     fn numbers_are_readable() {
-        let counts = [0, 999, 1_000, 1_234_567].map(|count| Count(count).to_string());
-        assert_eq!(counts, ["0", "999", "1,000", "1,234,567"]);
         let times = [0, 660, 12_340, 999_999, 1_500_000, 2_000_000_000];
         let times = times.map(|nanos| Time(nanos).to_string());
         assert_eq!(times, ["0.00us", "0.66us", "12.3us", "999us", "1.50ms", "2.00s"]);

@@ -11,11 +11,11 @@ mod tally;
 mod traffic;
 
 pub use self::{
-    pattern::{Generate, Kind, Pattern, span},
+    pattern::{CountError, Generate, GenerateError, Kind, Pattern, PatternError, SettingError},
     replay::{Variant, tryable},
     report::{Page, Report, SuggestionReport, Words},
-    suggest::{Found, Goal, Search},
-    traffic::{Format, Map, Place, Progress, Spec},
+    suggest::{Found, Goal, GoalError, Search},
+    traffic::{Format, Map, MapError, Place, Progress, Spec},
 };
 
 use pacegate::{

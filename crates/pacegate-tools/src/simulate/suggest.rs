@@ -6,7 +6,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use pacegate::{KeyBuf, KeyRef, Limit, LimitError, Policy, PolicySet};
+use pacegate::{KeyBuf, KeyRef, Limit, LimitError, ParseLimitError, Policy, PolicySet};
 
 use super::{SimulateError, Study, replay::Variant, report::percent, tally::window::Window};
 
@@ -76,13 +76,26 @@ const AT_ONCE: u64 = 8;
 /// Maximum amount of a target, because [`Ceiling`] stores that many times per key.
 const MAX_CEILING: u64 = 10_000;
 
-const HOW: &str = "expected \"deny at most 0.1%\", \"touch at most 1% of clients\" or \"no client above 20/second\"";
+/// A text that is not a target.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum GoalError {
+    #[error(
+        "invalid target `{0}`: expected \"deny at most 0.1%\", \"touch at most 1% of clients\" or \
+         \"no client above 20/second\""
+    )]
+    Invalid(String),
+    #[error("invalid target `no client above {limit}`: {error}")]
+    Limit { limit: String, error: ParseLimitError },
+    #[error("invalid target `no client above {0}`: expected an amount from 1 to {MAX_CEILING}")]
+    Amount(Limit),
+}
 
 impl FromStr for Goal {
-    type Err = String;
+    type Err = GoalError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("invalid target `{text}`: {HOW}");
+    fn from_str(text: &str) -> Result<Self, GoalError> {
+        let wrong = || GoalError::Invalid(text.to_owned());
         let text = text.replace(" %", "%");
         let words: Vec<&str> = text.split_whitespace().collect();
         match *words {
@@ -93,11 +106,12 @@ impl FromStr for Goal {
                 millionths(share).map(Self::Touched).ok_or_else(wrong)
             }
             ["no", "client", "above", limit] => {
-                let limit: Limit =
-                    limit.parse().map_err(|error| format!("{}: {error}", wrong()))?;
+                let parsed: Result<Limit, ParseLimitError> = limit.parse();
+                let limit =
+                    parsed.map_err(|error| GoalError::Limit { limit: limit.to_owned(), error })?;
                 match limit.amount() {
                     1..=MAX_CEILING => Ok(Self::Above(limit)),
-                    _ => Err(format!("{}, with an amount from 1 to {MAX_CEILING}", wrong())),
+                    _ => Err(GoalError::Amount(limit)),
                 }
             }
             _ => Err(wrong()),

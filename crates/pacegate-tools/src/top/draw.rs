@@ -15,7 +15,7 @@ use super::{
     view::{MAX_SECONDS, Pane, View},
     words::{Bar, Worst, bars, percent, rate, seconds, shown, time},
 };
-use crate::words::grouped;
+use crate::grouped;
 
 /// Below this width or height, only one pane is shown, with a head of one line.
 const NARROW: u16 = 80;

@@ -8,7 +8,7 @@ use super::{
     view::{MAX_SECONDS, View},
     words::{bars, percent, rate, shown, time},
 };
-use crate::words::grouped;
+use crate::grouped;
 
 /// Number of bars in a plot.
 const BARS: usize = 15;

@@ -31,7 +31,7 @@ struct ExitSignals([Signal; 3]);
 /// Shows a view and fetches new data at the interval `every`, until a key or a signal ends it.
 pub async fn run<A>(mut view: View, every: Duration, ask: A) -> io::Result<()>
 where
-    A: AsyncFn(u64) -> Result<Live, String> + Clone + 'static,
+    A: AsyncFn(u64) -> anyhow::Result<Live> + Clone + 'static,
 {
     let mut end = listen()?;
     let mut screen = Screen(ratatui::try_init()?);
@@ -64,7 +64,7 @@ where
                 is_asking = false;
                 match answer {
                     Ok(live) => view.take(live),
-                    Err(error) => view.fail(error),
+                    Err(error) => view.fail(format!("{error:#}")),
                 }
             }
             _ = redraws.tick() => {}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::words::grouped;
+use crate::grouped;
 
 /// Escapes control characters in untrusted text, so that it cannot control the terminal.
 pub(super) fn shown(text: &str) -> String {

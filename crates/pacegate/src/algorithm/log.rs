@@ -8,9 +8,6 @@ use std::collections::VecDeque;
 use super::Outcome;
 use crate::Limit;
 
-/// Maximum number of entries in the state of one key.
-pub(crate) const MAX_AMOUNT: u64 = 10_000;
-
 /// Entries, sorted by time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Log {
@@ -124,7 +121,7 @@ impl Log {
     }
 
     /// Removes expired entries. If the clock has stepped back, moves later entries back to now.
-    pub(crate) fn settle(&mut self, limit: &Limit, now: u64) {
+    pub(crate) fn prune(&mut self, limit: &Limit, now: u64) {
         for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
             entry.at = now;
         }

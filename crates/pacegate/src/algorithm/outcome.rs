@@ -1,12 +1,22 @@
 use std::time::Duration;
 
-use super::NEVER;
+use super::{NEVER, micros};
 use crate::clock::Timestamp;
 
 /// The outcome of a charge for one key, as a store or a custom algorithm returns it.
 ///
 /// A limiter combines the outcomes of a request into a [`Decision`](crate::Decision). Two outcomes are equal if they
 /// differ only in the time at which they were decided.
+///
+/// ```
+/// use std::time::Duration;
+/// use pacegate::algorithm::Outcome;
+///
+/// let second = Duration::from_secs(1);
+/// assert!(Outcome::admitted(4, second).is_admitted());
+/// let denied = Outcome::denied(2, Some(second), second);
+/// assert_eq!((denied.remaining(), denied.retry_after()), (2, Some(second)));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome {
     pub(crate) remaining: u64,
@@ -122,9 +132,4 @@ impl Outcome {
     pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
         Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }
     }
-}
-
-/// Converts to microseconds, rounded up and below [`NEVER`].
-pub(crate) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(NEVER).min(NEVER - 1)
 }

@@ -2,10 +2,10 @@
 //! with the period that ends now. Compared in integers: `previous × (period − elapsed) + current × period`.
 
 use super::{Outcome, State};
-use crate::{Limit, clock::Timestamp};
+use crate::{Algorithm, Limit, clock::Timestamp};
 
 /// Both counts fit into the payload.
-pub(crate) const MAX_AMOUNT: u64 = 10_000_000_000;
+pub(crate) const MAX_AMOUNT: u64 = Algorithm::SlidingWindow.max_amount();
 
 /// The bits of each count in the payload: enough for [`MAX_AMOUNT`].
 const COUNT_BITS: u32 = 34;

@@ -20,9 +20,12 @@ const LIFETIME_BITS: u32 = 6;
 
 /// Minimum lifetime, about a second; otherwise a key with occasional requests would be removed and created
 /// again each time. Not 0, so that no state looks empty.
-const SHORTEST: u32 = 20;
+const MIN_LIFETIME: u32 = 20;
 /// Maximum lifetime, longer than every period.
-const LONGEST: u32 = 62;
+const MAX_LIFETIME: u32 = 62;
+
+// The debt of every valid limit fits.
+const _: () = assert!(crate::limit::MAX_DEBT <= State::MAX_PAYLOAD);
 
 impl State {
     /// The state of an unused key. Stores do not keep it.
@@ -40,7 +43,7 @@ impl State {
     pub fn new(at: Timestamp, lifetime_micros: u64, payload: u128) -> Self {
         assert!(payload <= Self::MAX_PAYLOAD, "a payload has at most 69 bits");
         let bits = 64 - lifetime_micros.leading_zeros();
-        let exponent = u64::from(bits.clamp(SHORTEST, LONGEST));
+        let exponent = u64::from(bits.clamp(MIN_LIFETIME, MAX_LIFETIME));
         let high = at.as_micros() << (LIFETIME_BITS + PAYLOAD_BITS_HIGH)
             | exponent << PAYLOAD_BITS_HIGH
             | (payload >> 64) as u64;

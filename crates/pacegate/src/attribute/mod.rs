@@ -1,7 +1,7 @@
 //! Runtime support for the code that `#[rate_limit]` of `pacegate-macros` expands to. Do not call it directly: it may
 //! change with every release of the macro.
 
-mod gate;
+mod limiters;
 mod outcome;
 
 use std::{any, collections::HashMap, sync::OnceLock};
@@ -14,7 +14,7 @@ use crate::{
     policy::{FailureMode, PolicyName},
 };
 
-pub use gate::{Gate, Installed, Named, WaitingGate, admit, decide};
+pub use limiters::{AsyncLimiter, Installed, Named, SyncLimiter, admit, decide};
 pub use outcome::{FromDenied, Pass, Units, answer, deny, units};
 
 /// `failure = "local"`.
@@ -47,7 +47,7 @@ struct Known {
 
 /// The charges of one call: policy, limits, key and cost.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct CallCharges {
     policy: PolicyName,
     limits: SmallVec<[Limit; 1]>,
     failure: Option<FailureMode>,
@@ -69,7 +69,7 @@ impl Site {
 
     /// Returns the charges for `key` under the limits of the attribute. `here` is an item inside the function, by
     /// which the policy is named if the attribute has no name.
-    pub fn ask<T>(&self, here: &T, key: &(impl Key + ?Sized), cost: u64) -> Asked {
+    pub fn ask<T>(&self, here: &T, key: &(impl Key + ?Sized), cost: u64) -> CallCharges {
         self.ask_all(here, None, key, cost)
     }
 
@@ -80,7 +80,7 @@ impl Site {
         limit: Limit,
         key: &(impl Key + ?Sized),
         cost: u64,
-    ) -> Asked {
+    ) -> CallCharges {
         self.ask_all(here, Some(limit), key, cost)
     }
 
@@ -90,13 +90,13 @@ impl Site {
         limit: Option<Limit>,
         key: &(impl Key + ?Sized),
         cost: u64,
-    ) -> Asked {
+    ) -> CallCharges {
         let known = self.known.get_or_init(|| self.learn(any::type_name_of_val(here)));
         limit.iter().for_each(|limit| remember(known.policy, limit));
         let limits =
             limit.map_or_else(|| known.limits.clone(), |limit| SmallVec::from_buf([limit]));
         let holds = limits.iter().any(|limit| limit.algorithm() == Algorithm::Concurrency);
-        Asked {
+        CallCharges {
             policy: known.policy,
             limits,
             failure: self.failure,
@@ -109,12 +109,13 @@ impl Site {
     /// Parses the limits, and names the policy by the attribute or by the path `here`.
     fn learn(&self, here: &str) -> Known {
         let limit = |text: &&str| {
-            text.parse().unwrap_or_else(|error| unreachable!("the macro took it: {error}"))
+            text.parse().unwrap_or_else(|error| unreachable!("the macro has validated it: {error}"))
         };
         let name = self.name.map_or_else(|| policy_name(here), str::to_owned);
         let policy = name.parse();
         let known = Known {
-            policy: policy.unwrap_or_else(|error| unreachable!("the macro took it: {error}")),
+            policy: policy
+                .unwrap_or_else(|error| unreachable!("the macro has validated it: {error}")),
             limits: self.limits.iter().map(limit).collect(),
         };
         known.limits.iter().for_each(|limit| remember(known.policy, limit));
@@ -144,12 +145,8 @@ pub(crate) fn used<'a>(policy: &str, key: KeyRef<'a>) -> Vec<Charge<'a>> {
     limits.into_iter().flatten().map(|&limit| Charge::new(policy, key, limit)).collect()
 }
 
-impl Asked {
-    fn with_charges<R>(&self, then: impl FnOnce(&[Charge<'_>]) -> R) -> R {
-        then(&self.charges())
-    }
-
-    fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
+impl CallCharges {
+    fn to_charges(&self) -> SmallVec<[Charge<'_>; 1]> {
         let charge = |&limit: &Limit| {
             let charge = Charge::new(self.policy, self.key.as_ref(), limit).cost(self.cost);
             Charge { failure: self.failure, ..charge }.holding(self.permit)

@@ -1,5 +1,5 @@
-use super::Asked;
-use crate::{Denied, Limiter, SharedLimiter};
+use super::CallCharges;
+use crate::{Denied, SharedLimiter};
 
 /// The permit that a call holds while it runs. Empty if no limit is a concurrency limit.
 #[derive(Debug, Default)]
@@ -8,20 +8,14 @@ pub struct Pass(Option<Box<Held>>);
 
 #[derive(Debug)]
 struct Held {
-    by: Holder,
-    asked: Asked,
-}
-
-#[derive(Debug)]
-enum Holder {
-    Memory(Limiter),
-    Shared(SharedLimiter),
+    limiter: SharedLimiter,
+    charges: CallCharges,
 }
 
 /// A return type that can represent a denial.
 #[diagnostic::on_unimplemented(
     message = "a denied call cannot return `{Self}`",
-    label = "this says nothing of a denial",
+    label = "cannot represent a denial",
     note = "return a `Result<_, E>` with `E: From<pacegate::Denied>`, or add `on_denied = |denied| ..`"
 )]
 pub trait FromDenied {
@@ -33,7 +27,7 @@ pub trait FromDenied {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a cost",
     label = "not an unsigned integer",
-    note = "a cost is an unsigned integer of up to 64 bits; `0` asks without charging"
+    note = "a cost is an unsigned integer of up to 64 bits; `0` checks without charging"
 )]
 pub trait Units {
     /// Converts the cost to units.
@@ -74,35 +68,20 @@ macro_rules! units {
 units!(u8, u16, u32, u64, usize);
 
 impl Pass {
-    /// Creates the pass of a call that a limiter in memory has admitted.
-    pub(super) fn of(limiter: &Limiter, asked: Asked) -> Self {
-        if asked.permit == 0 {
-            return Self::default();
-        }
-        Self(Some(Box::new(Held { by: Holder::Memory(limiter.clone()), asked })))
-    }
-
-    /// Creates the pass of a call that a limiter over a store has admitted.
-    pub(super) fn of_shared(limiter: &SharedLimiter, asked: Asked) -> Self {
-        if asked.permit == 0 {
-            return Self::default();
-        }
-        Self(Some(Box::new(Held { by: Holder::Shared(limiter.clone()), asked })))
+    /// Creates the pass of a call that a limiter has admitted.
+    pub(super) fn of(limiter: SharedLimiter, charges: CallCharges) -> Self {
+        let holds = charges.permit != 0;
+        Self(holds.then(|| Box::new(Held { limiter, charges })))
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
         let Some(held) = self.0.take() else { return };
-        let Held { by, asked } = *held;
-        match by {
-            Holder::Memory(limiter) => {
-                asked.with_charges(|charges| limiter.charges().release(charges));
-            }
-            Holder::Shared(limiter) => limiter.clone().spawn(Box::pin(async move {
-                // A failure is counted, and the store retries.
-                let _ = limiter.charges().release(&asked.charges()).await;
-            })),
-        }
+        let Held { limiter, charges } = *held;
+        limiter.clone().spawn(Box::pin(async move {
+            // A failure is counted, and the store retries.
+            let _ = limiter.charges().release(&charges.to_charges()).await;
+        }));
     }
 }

@@ -29,6 +29,9 @@ use super::{Clock, Sleep, Timestamp};
 /// assert!(limiter.check("alice").is_allowed());
 /// # Ok::<(), pacegate::BuildError>(())
 /// ```
+///
+/// A wait on this clock ends only when the test advances it. [`sleepers`](Self::sleepers) shows when a task waits, and
+/// [`next_wake`](Self::next_wake) by how much to advance.
 #[derive(Clone)]
 pub struct ManualClock {
     shared: Arc<ManualTime>,
@@ -107,6 +110,16 @@ impl ManualClock {
     }
 
     /// Returns the earliest instant that a task waits for, if the clock is not set back before.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use pacegate::{Clock, ManualClock};
+    ///
+    /// let clock = ManualClock::new();
+    /// assert_eq!(clock.next_wake(), None, "no task waits");
+    /// clock.advance(Duration::from_secs(1));
+    /// assert_eq!(clock.elapsed(), Duration::from_secs(1));
+    /// ```
     pub fn next_wake(&self) -> Option<Timestamp> {
         let sleepers = self.shared.sleepers.lock();
         let due = sleepers.iter().map(|sleeper| sleeper.due).min()?;

@@ -21,13 +21,49 @@ pub(crate) use system::{Disciplined, disciplined};
 ///
 /// Pacegate uses microseconds in memory and in Redis, so that both make the same decisions for the same
 /// history. Instants later than [`Timestamp::MAX`] (the year 2255) are reduced to that instant.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use pacegate::Timestamp;
+///
+/// let start = Timestamp::from_secs(60);
+/// assert_eq!(start.after(Duration::from_millis(1_500)).as_secs_ceil(), 62);
+/// assert!(Timestamp::from(SystemTime::now()) > start);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 /// A source of time for a store.
 ///
-/// It may step in either direction. After a step back, the wait is never longer than if everything had been
-/// used just now; a step forward admits at most one additional burst per key.
+/// Most programs use the default, [`SystemClock`], and tests use [`ManualClock`]. Implement it for a platform without a
+/// system clock, such as WebAssembly, or to replay recorded traffic.
+///
+/// It may step in either direction. After a step back, the wait is never longer than if everything had been used just
+/// now; a step forward admits at most one additional burst per key.
+///
+/// ```
+/// use pacegate::{Clock, Limiter, Timestamp};
+///
+/// /// Time in milliseconds from the host of a WebAssembly module.
+/// #[derive(Debug)]
+/// struct HostClock;
+///
+/// fn host_millis() -> u64 {
+///     1_767_225_600_000 // for example, `Date.now()`
+/// }
+///
+/// impl Clock for HostClock {
+///     fn now(&self) -> Timestamp {
+///         Timestamp::from_micros(host_millis() * 1_000)
+///     }
+/// }
+///
+/// let limiter = Limiter::builder().limit("10/second").clock(HostClock).build()?;
+/// assert!(limiter.check("alice").is_allowed());
+/// # Ok::<(), pacegate::BuildError>(())
+/// ```
+///
+/// To use the calls that wait, implement [`sleep_until`](Self::sleep_until) with timers of the host too.
 pub trait Clock: fmt::Debug + Send + Sync + 'static {
     /// Returns the current time.
     ///

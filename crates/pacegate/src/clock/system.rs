@@ -16,6 +16,12 @@ use super::{Clock, Timestamp};
 /// system. When in use, it compares itself with the system's wall clock about once per second: small
 /// differences are slewed at no more than 500 parts per million, so that time never runs backwards; a
 /// difference of more than a quarter of a second is a step, and is applied immediately.
+///
+/// Limits in memory follow this clock. It is not shared with other machines: with a store on another machine, the clock
+/// of the store decides.
+///
+/// `wasm32-unknown-unknown` has no clock: reading this one panics there. Set another with
+/// [`LimiterBuilder::clock`](crate::LimiterBuilder::clock).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -41,6 +47,27 @@ impl Clock for SystemClock {
 pub(crate) fn disciplined() -> &'static Disciplined {
     static CLOCK: OnceLock<Disciplined> = OnceLock::new();
     CLOCK.get_or_init(Disciplined::start)
+}
+
+/// WebAssembly without an operating system has no clock, so every limiter needs one of the program.
+#[cfg(all(target_family = "wasm", target_os = "unknown"))]
+mod quanta {
+    #[derive(Debug)]
+    pub(super) struct Clock;
+
+    impl Clock {
+        pub(super) fn new() -> Self {
+            panic!("this target has no clock: set one with `LimiterBuilder::clock`");
+        }
+
+        pub(super) fn raw(&self) -> u64 {
+            0
+        }
+
+        pub(super) fn delta_as_nanos(&self, from: u64, to: u64) -> u64 {
+            to - from
+        }
+    }
 }
 
 /// Bits for fractions of a microsecond in `Line::micros`.

@@ -1,11 +1,17 @@
-//! [`Limit`]: an amount per period, valid by construction.
+//! [`Limit`]: an amount per period, valid by construction. Its algorithm, its text, and the rule for policy names.
+//!
+//! `pacegate-macros` compiles these files too, through a symbolic link: it validates limits in the compiler, and cannot
+//! depend on this crate, which depends on it. So they use nothing else of this crate but `algorithm::Custom`.
 
+mod algorithm;
+mod name;
 mod text;
 
 use std::time::Duration;
 
-use crate::algorithm::Algorithm;
-
+pub use algorithm::{Algorithm, UnknownAlgorithm};
+pub use name::PolicyNameError;
+pub(crate) use name::{INLINE_NAME, check_name};
 pub use text::ParseLimitError;
 
 /// An amount per period, counted by an [`Algorithm`].
@@ -23,7 +29,18 @@ pub use text::ParseLimitError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A limit with an amount of 0 denies everything.
+/// # Parts of a limit
+///
+/// - The amount: units per period. An amount of 0 denies everything, permanently: no `retry_after` is reported.
+/// - The period: from a microsecond to 3,660 days. For a concurrency limit, the lifetime of a permit.
+/// - The [algorithm](Algorithm). Default: `fixed-window`, or `token-bucket` if there is a burst.
+/// - The burst of a token bucket: the units that can be admitted at one instant. Default: the amount.
+///
+/// `Limit` is `Copy`. A counter belongs to the algorithm and the period, so a changed amount or burst of a policy keeps
+/// its usage, and a changed period starts unused.
+///
+/// For limits that are known when you write the program, use [`Limit::per_minute`] and the like, which cannot fail.
+/// For limits from a configuration, parse text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
     amount: u64,
@@ -36,6 +53,17 @@ pub struct Limit {
 /// Error of creating a [`Limit`]: its amount, period or burst is out of range, or they do not fit together.
 ///
 /// For text, this error is wrapped in a [`ParseLimitError`].
+///
+/// ```
+/// use pacegate::{Algorithm, Limit, LimitError};
+///
+/// let error = Limit::per_day(50_000).with_algorithm(Algorithm::SlidingLog).unwrap_err();
+/// assert!(matches!(error, LimitError::AmountTooLarge { max: 10_000, .. }));
+/// assert_eq!(
+///     error.to_string(),
+///     "the amount 50000 is too large: at most 10000 with sliding-log"
+/// );
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
@@ -78,6 +106,9 @@ impl Limit {
     pub const MAX_AMOUNT: u64 = 999_999_999_999_999;
 
     /// Creates a limit of `amount` per second, as a fixed window. An amount of 0 denies everything.
+    ///
+    /// Windows start at whole seconds, so up to twice the amount can pass within one second across a boundary. For a
+    /// steady rate, add a [burst](Self::with_burst).
     pub const fn per_second(amount: u32) -> Self {
         Self::small(amount, 1_000_000)
     }
@@ -88,22 +119,29 @@ impl Limit {
     }
 
     /// Creates a limit of `amount` per hour, as a fixed window. An amount of 0 denies everything.
+    ///
+    /// Windows start at whole hours UTC. All clients get their units back at the same instant, so expect a peak there.
     pub const fn per_hour(amount: u32) -> Self {
         Self::small(amount, 3_600_000_000)
     }
 
     /// Creates a limit of `amount` per day of 24 hours, as a fixed window. An amount of 0 denies everything.
     ///
-    /// The window starts at midnight UTC.
+    /// The window starts at midnight UTC. Local days and calendar months are not supported: a
+    /// period has a fixed length.
     pub const fn per_day(amount: u32) -> Self {
         Self::small(amount, 86_400_000_000)
     }
 
     /// Creates a limit of `amount` per `period`, as a fixed window.
     ///
-    /// Fails if the amount is above [`Limit::MAX_AMOUNT`], or the period is zero or longer than 3,660 days.
+    /// Windows are aligned to the Unix epoch: `5/30s` counts from second 0 and from second 30 of each minute.
     ///
     /// Time is counted in microseconds. A finer period is rounded up to a whole microsecond, which never admits more.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError`] if the amount is above [`Limit::MAX_AMOUNT`], or the period is zero or longer than 3,660 days.
     ///
     /// ```
     /// use std::time::Duration;
@@ -124,6 +162,10 @@ impl Limit {
     ///
     /// The rate is exact to the nanosecond: where the interval is not a whole number of microseconds, the limit is
     /// a multiple of it. Only intervals above three days are rounded up to a whole microsecond.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError::Period`] if the interval is zero or longer than 3,660 days.
     ///
     /// ```
     /// use std::time::Duration;
@@ -154,7 +196,12 @@ impl Limit {
     /// bucket, the only algorithm with a burst.
     ///
     /// The burst may be smaller or larger than the amount. Without this call, a token bucket has a burst of the amount.
-    /// Fails if the burst or the amount is 0, if the burst is too large, or if an algorithm without bursts was
+    /// A small burst spreads requests evenly; a large one lets a client that was idle for some time send many at once.
+    /// The burst is also the highest cost of one request, see [`Limit::capacity`].
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError`] if the burst or the amount is 0, if the burst is too large, or if an algorithm without bursts was
     /// set before.
     ///
     /// ```
@@ -179,7 +226,9 @@ impl Limit {
 
     /// Sets the algorithm. Default: [`Algorithm::FixedWindow`].
     ///
-    /// Fails if the limit has a burst and the algorithm does not support one, or if the amount is above
+    /// # Errors
+    ///
+    /// [`LimitError`] if the limit has a burst and the algorithm does not support one, or if the amount is above
     /// [`Algorithm::max_amount`]: 10,000 for a sliding log and for a concurrency limit.
     ///
     /// ```
@@ -196,9 +245,20 @@ impl Limit {
         Self { algorithm, ..self }.validated()
     }
 
-    /// Returns a limit with `numerator / denominator` of the amount and the burst, at most all of it. The
-    /// result is rounded up, so it is zero only if the numerator is 0. Used as the limit of one of several
-    /// instances while the shared store is unreachable.
+    /// Returns a limit with `numerator / denominator` of the amount and the burst, at most all of it.
+    ///
+    /// Used as the limit of one of several instances while the shared store is unreachable. The result is rounded up,
+    /// so it is zero only if the numerator is 0; the shares of all instances together may exceed the limit by less than
+    /// one unit for each instance.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    /// use pacegate::Limit;
+    ///
+    /// let three = NonZeroU32::new(3).unwrap();
+    /// assert_eq!(Limit::per_minute(100).share(1, three), Limit::per_minute(34));
+    /// assert_eq!(Limit::per_minute(100).share(5, three), Limit::per_minute(100));
+    /// ```
     #[must_use]
     pub fn share(self, numerator: u32, denominator: std::num::NonZeroU32) -> Self {
         let part = |whole: u64| {
@@ -266,7 +326,7 @@ impl Limit {
             return Err(LimitError::AmountTooLarge { amount, max, algorithm: self.algorithm });
         }
         let debt = u128::from(self.capacity()) * u128::from(self.period_micros);
-        if self.algorithm.has_burst() && debt > crate::algorithm::State::MAX_PAYLOAD {
+        if self.algorithm.has_burst() && debt > MAX_DEBT {
             let period = self.period();
             return Err(LimitError::BurstTooLarge { burst: self.capacity(), period });
         }
@@ -281,6 +341,14 @@ impl std::fmt::Debug for Limit {
 }
 
 /// Ten years: long enough for any limit, short enough that no instant overflows.
+/// The largest product of capacity and period of a token bucket: 69 bits, which the payload of a state has.
+pub(crate) const MAX_DEBT: u128 = (1 << 69) - 1;
+
+/// Converts to microseconds, rounded up and below `u64::MAX`, which means never.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX).min(u64::MAX - 1)
+}
+
 const MAX_PERIOD: Duration = Duration::from_secs(3_660 * 86_400);
 
 /// Converts a period to microseconds, rounded up. Fails if it is zero or above [`MAX_PERIOD`].
@@ -288,7 +356,7 @@ fn period_micros(period: Duration) -> Result<u64, LimitError> {
     if period.is_zero() || period > MAX_PERIOD {
         return Err(LimitError::Period(period));
     }
-    Ok(crate::algorithm::micros(period))
+    Ok(micros(period))
 }
 
 #[cfg(test)]

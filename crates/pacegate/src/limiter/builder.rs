@@ -1,10 +1,11 @@
-use std::{convert::Infallible, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc};
 
 use super::{Limiter, SharedLimiter, evaluator::Evaluator, wait_queue::WaitQueue};
 use crate::{
     Limit, MemoryStore, ParseLimitError, PolicySet, Store, StoreError,
-    clock::{Clock, Sleep, Timestamp},
+    clock::Clock,
     policy::{PolicyError, PolicyName},
+    store::memory::Time,
 };
 
 /// Builds a [`Limiter`], or with a [`Store`] a [`SharedLimiter`]. `build` reports the first invalid setting.
@@ -217,10 +218,8 @@ impl<S> LimiterBuilder<S> {
             (None, limits) => PolicySet::of_limits(limits)?,
         };
         let max_keys = self.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-        let memory = match self.clock {
-            Some(clock) => MemoryStore::new(max_keys, SharedClock(clock)),
-            None => MemoryStore::bounded(max_keys),
-        };
+        let time = self.clock.map_or_else(Time::default, Time::Other);
+        let memory = MemoryStore::build(max_keys, time);
         let wait_queue = self.max_waiters.map_or_else(WaitQueue::default, WaitQueue::new);
         Ok((self.store, Evaluator::new(policies, memory, wait_queue)))
     }
@@ -240,25 +239,19 @@ impl TryFrom<&str> for Limit {
     }
 }
 
-/// A clock behind a pointer.
-struct SharedClock(Arc<dyn Clock>);
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Clock for SharedClock {
-    fn now(&self) -> Timestamp {
-        self.0.now()
-    }
-
-    fn elapsed(&self) -> Duration {
-        self.0.elapsed()
-    }
-
-    fn sleep_until(&self, until: Timestamp) -> Sleep<'_> {
-        self.0.sleep_until(until)
-    }
-}
-
-impl fmt::Debug for SharedClock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+    #[test]
+    fn builders_take_any_text() {
+        let text = "5/minute".to_owned();
+        let build = |builder: LimiterBuilder| builder.build().unwrap().peek("a");
+        let expected = build(Limiter::builder().limit("5/minute")).limit();
+        assert_eq!(expected, Some(Limit::per_minute(5)));
+        assert_eq!(build(Limiter::builder().limit(&text)).limit(), expected);
+        assert_eq!(build(Limiter::builder().limit(text)).limit(), expected);
+        let error = Limiter::builder().limit("5".to_owned()).build().unwrap_err();
+        assert_eq!(error, "5".parse::<Limit>().unwrap_err().into());
     }
 }

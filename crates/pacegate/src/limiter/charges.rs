@@ -1,6 +1,6 @@
 //! Calls for explicit charges: built by the caller, from the plan of a request, from inline limits, or both.
 
-use std::time::Duration;
+use std::{marker::PhantomData, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -8,6 +8,7 @@ use super::{
     Limiter, SharedLimiter,
     combine::decide,
     evaluator::{Evaluation, Evaluator},
+    in_memory,
     join::join_all,
     permit_id::new_permit_id,
     resolve::{BoundLimit, Resolved, ResolvedCharge, max_cost},
@@ -15,7 +16,7 @@ use super::{
 use crate::{
     Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request, Source,
     StoreError, Update,
-    policy::{Planned, Target},
+    policy::{LimitEntry, PolicyMatch},
     stats::Event,
 };
 
@@ -43,8 +44,9 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Charges<'a, L> {
-    pub(super) evaluator: &'a Evaluator,
-    pub(super) limiter: &'a L,
+    shared: &'a SharedLimiter,
+    /// The calls of a [`Limiter`] are synchronous.
+    handle: PhantomData<&'a L>,
 }
 
 /// The limits that apply to a request, each with its key.
@@ -71,7 +73,7 @@ pub struct Charges<'a, L> {
 /// let limiter = Limiter::memory(Limit::per_minute(5));
 /// let plan = limiter.charges().plan(&Request::new().with("key", "alice"));
 /// let mut charges = plan.charges(1)?;
-/// charges.push(Charge::new(PolicyName::AD_HOC, "alice", Limit::per_hour(1)));
+/// charges.push(Charge::new(PolicyName::INLINE, "alice", Limit::per_hour(1)));
 /// assert!(limiter.charges().check(&charges)?.is_allowed());
 /// assert!(!limiter.charges().check(&charges)?.is_allowed(), "the hour is used up");
 /// limiter.charges().reset(&charges);
@@ -81,7 +83,7 @@ pub struct Charges<'a, L> {
 #[derive(Debug)]
 pub struct Plan<'a> {
     policies: &'a PolicySet,
-    matches: SmallVec<[Planned; 4]>,
+    matches: SmallVec<[PolicyMatch; 4]>,
     /// Indices in `matches` of policies that are charged although an override lifts their limit.
     lifted: SmallVec<[usize; 1]>,
 }
@@ -124,9 +126,9 @@ impl Plan<'_> {
     /// [`enforced`](Charge::enforced) set to `false`.
     pub fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
         let mut charges = Vec::new();
-        for Planned { targets, key, .. } in &self.matches {
-            for target in &self.policies.targets()[targets.clone()] {
-                let charge = self.charge(target, key.as_ref(), cost);
+        for PolicyMatch { entries, key, .. } in &self.matches {
+            for entry in &self.policies.limit_entries()[entries.clone()] {
+                let charge = self.charge(entry, key.as_ref(), cost);
                 let max = max_cost(&charge.limit, charge.max_cost);
                 if cost > max && charge.enforced {
                     return Err(CostError { cost, policy: charge.policy, max });
@@ -135,23 +137,23 @@ impl Plan<'_> {
             }
         }
         let lifted = self.lifted.iter().map(|&place| {
-            let Planned { policy, key, .. } = &self.matches[place];
-            self.charge(self.policies.first_target(*policy), key.as_ref(), cost.min(1))
+            let PolicyMatch { policy, key, .. } = &self.matches[place];
+            self.charge(self.policies.first_entry(*policy), key.as_ref(), cost.min(1))
         });
         charges.extend(lifted);
         Ok(charges)
     }
 
-    fn charge<'a>(&'a self, target: &Target, key: KeyRef<'a>, cost: u64) -> Charge<'a> {
-        let policy = &self.policies.policies()[target.policy];
+    fn charge<'a>(&'a self, entry: &LimitEntry, key: KeyRef<'a>, cost: u64) -> Charge<'a> {
+        let policy = &self.policies.policies()[entry.policy];
         Charge {
-            counter: target.counter,
+            counter: entry.counter,
             tag: policy.tag_of(key),
             cost,
             max_cost: policy.max_cost.unwrap_or(u64::MAX),
-            enforced: target.enforced,
-            lease: target.lease,
-            ..Charge::new(target.name, key, target.limit)
+            enforced: entry.enforced,
+            lease: entry.lease,
+            ..Charge::new(entry.name, key, entry.limit)
         }
     }
 
@@ -160,9 +162,9 @@ impl Plan<'_> {
     #[doc(hidden)]
     #[must_use]
     pub fn with_lifted(mut self, is_included: impl Fn(PolicyName, KeyRef<'_>) -> bool) -> Self {
-        let matches = self.matches.iter().enumerate().filter(|(_, planned)| {
-            let name = self.policies.policies()[planned.policy].name;
-            planned.targets.is_empty() && is_included(name, planned.key.as_ref())
+        let matches = self.matches.iter().enumerate().filter(|(_, matched)| {
+            let name = self.policies.policies()[matched.policy].name;
+            matched.entries.is_empty() && is_included(name, matched.key.as_ref())
         });
         self.lifted = matches.map(|(place, _)| place).collect();
         self
@@ -175,9 +177,17 @@ impl Plan<'_> {
 }
 
 impl<'a, L> Charges<'a, L> {
+    pub(super) fn new(shared: &'a SharedLimiter) -> Self {
+        Self { shared, handle: PhantomData }
+    }
+
+    fn evaluator(self) -> &'a Evaluator {
+        &self.shared.evaluator
+    }
+
     /// Returns the limits that apply to a request.
     pub fn plan(self, request: &Request<'_>) -> Plan<'a> {
-        self.new_plan(self.evaluator.policies.plan(request))
+        self.new_plan(self.evaluator().policies.plan(request))
     }
 
     /// Returns the limits of a policy for a key, without those of its overrides, which depend on the request. Empty if
@@ -186,16 +196,16 @@ impl<'a, L> Charges<'a, L> {
     /// For operators who know the policy and the key, but not the request: to show a counter, or to reset it. To reset,
     /// use [`plan_for_all`](Self::plan_for_all), which includes the counters of overrides.
     pub fn plan_for(self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'a> {
-        self.new_plan(self.evaluator.policies.plan_for(policy, key, false))
+        self.new_plan(self.evaluator().policies.plan_for(policy, key, false))
     }
 
     /// Returns the limits of a policy and of all its overrides for a key: every counter that the key may have.
     pub fn plan_for_all(self, policy: PolicyName, key: KeyRef<'_>) -> Plan<'a> {
-        self.new_plan(self.evaluator.policies.plan_for(policy, key, true))
+        self.new_plan(self.evaluator().policies.plan_for(policy, key, true))
     }
 
-    fn new_plan(self, matches: SmallVec<[Planned; 4]>) -> Plan<'a> {
-        Plan { policies: &self.evaluator.policies, matches, lifted: SmallVec::new() }
+    fn new_plan(self, matches: SmallVec<[PolicyMatch; 4]>) -> Plan<'a> {
+        Plan { policies: &self.evaluator().policies, matches, lifted: SmallVec::new() }
     }
 
     /// Returns a denial of a charge regardless of its limit, and records it: for a key that an operator has blocked.
@@ -204,9 +214,9 @@ impl<'a, L> Charges<'a, L> {
     /// The decision has the source `blocked` in logs and metrics. A charge with a cost of 0 is not recorded.
     pub fn deny(self, charge: &Charge<'_>, retry_after: Option<Duration>) -> Decision {
         if charge.cost > 0 {
-            let index = self.evaluator.stats_index(charge.policy);
-            let now = self.evaluator.memory.now();
-            let meter = &self.evaluator.meter;
+            let index = self.evaluator().stats_index(charge.policy);
+            let now = self.evaluator().memory.now();
+            let meter = &self.evaluator().meter;
             meter.count_cost(index, Event::Denied, charge.cost, charge.key, now);
         }
         let denial = Decision::denial(charge.policy, charge.limit, 0, retry_after);
@@ -237,18 +247,18 @@ impl Charges<'_, Limiter> {
     #[must_use = "a denied request must not proceed"]
     pub fn check(self, charges: &[Charge<'_>]) -> Result<Decision, CostError> {
         match charges {
-            [charge] => self.evaluator.check_charge(charge),
+            [charge] => self.evaluator().check_charge(charge),
             _ => Ok(self.check_batch(charges)?.decision),
         }
     }
 
     /// Decides charges, all or nothing, and returns the decision for each of them.
     ///
-    /// Charges of a policy are recorded for the policy, all others as [ad hoc](crate::Stats::ad_hoc).
+    /// Charges of a policy are recorded for the policy, all others as [inline limits](crate::Stats::inline).
     pub fn check_batch(self, charges: &[Charge<'_>]) -> Result<BatchDecision, CostError> {
-        let limits = self.evaluator.bind(charges);
+        let limits = self.evaluator().bind(charges);
         let resolved = resolve(charges, &limits)?;
-        Ok(self.evaluator.finish_batch(&resolved, &self.evaluator.evaluate(&resolved)))
+        Ok(self.evaluator().finish_batch(&resolved, &self.evaluator().evaluate(&resolved)))
     }
 
     /// Decides each charge separately, and adds the decisions to `decisions`.
@@ -259,42 +269,28 @@ impl Charges<'_, Limiter> {
         charges: &[Charge<'_>],
         decisions: &mut Vec<Result<Decision, CheckError>>,
     ) {
-        self.evaluator.check_each(charges, decisions);
+        self.evaluator().check_each(charges, decisions);
     }
 
     /// Returns the units of charges: up to their cost, and no more than are used.
     pub fn refund(self, charges: &[Charge<'_>]) {
-        self.update(charges, Update::Refund);
+        in_memory(self.shared.charges().refund(charges));
     }
 
     /// Removes the counters of charges.
     pub fn reset(self, charges: &[Charge<'_>]) {
-        self.update(charges, Update::Reset);
+        in_memory(self.shared.charges().reset(charges));
     }
 
     /// Releases the permits of charges. Expired permits are ignored, and so are charges without a permit.
     pub fn release(self, charges: &[Charge<'_>]) {
-        self.update(charges, Update::Release);
+        in_memory(self.shared.charges().release(charges));
     }
 
     /// Restarts the period of the permits of charges. Returns `false` if one has expired, unless in shadow mode.
     #[must_use = "a permit that has expired no longer protects its holder"]
     pub fn renew(self, charges: &[Charge<'_>]) -> bool {
-        let mut kept = true;
-        for charge in charges.iter().filter(|charge| charge.permit != 0) {
-            let limit = self.evaluator.bind_one(charge);
-            let charge = ResolvedCharge::of_charge(&limit, charge);
-            kept &= self.evaluator.update(&charge, Update::Renew) || !limit.enforced;
-        }
-        kept
-    }
-
-    fn update(self, charges: &[Charge<'_>], update: Update) {
-        for charge in charges {
-            let limit = self.evaluator.bind_one(charge);
-            let charge = ResolvedCharge::of_charge(&limit, charge);
-            self.evaluator.update_and_notify(&charge, update);
-        }
+        in_memory(self.shared.charges().renew(charges))
     }
 }
 
@@ -304,8 +300,8 @@ impl Charges<'_, SharedLimiter> {
     ///
     /// # Errors
     ///
-    /// [`CheckError::Cost`] if an enforced charge costs more than its limit can ever admit, [`CheckError::Store`] if the
-    /// store does not support it.
+    /// [`CheckError::Cost`] if an enforced charge costs more than its limit can ever admit. [`CheckError::Store`] if
+    /// the store does not support it.
     ///
     /// # Cancellation
     ///
@@ -316,23 +312,23 @@ impl Charges<'_, SharedLimiter> {
 
     /// Decides charges, all or nothing, and returns the decision for each of them.
     ///
-    /// Charges of a policy are recorded for the policy, all others as [ad hoc](crate::Stats::ad_hoc). With an `id`, the
-    /// same charges count once, even if they are repeated; see [`Request::id`].
+    /// Charges of a policy are recorded for the policy, all others as [inline limits](crate::Stats::inline). With an
+    /// `id`, the same charges count once, even if they are repeated; see [`Request::id`].
     ///
     /// If the store fails, each charge is decided by its [own](Charge::failing) failure mode, by that of its policy, or
-    /// by that for [no policy](PolicySet::failing_ad_hoc).
+    /// by that for [no policy](PolicySet::inline_failure).
     pub async fn check_batch(
         self,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<BatchDecision, CheckError> {
-        let limits = self.evaluator.bind(charges);
+        let limits = self.evaluator().bind(charges);
         let mut resolved = resolve(charges, &limits)?;
-        if !self.limiter.is_local() {
+        if !self.shared.is_local() {
             resolved.fill_permits();
         }
-        let evaluation = self.limiter.evaluate(&resolved, id).await?;
-        Ok(self.evaluator.finish_batch(&resolved, &evaluation))
+        let evaluation = self.shared.evaluate(&resolved, id).await?;
+        Ok(self.evaluator().finish_batch(&resolved, &evaluation))
     }
 
     /// Decides charges by their failure modes, all or nothing, without the store: for a caller that stopped waiting for
@@ -342,11 +338,11 @@ impl Charges<'_, SharedLimiter> {
         charges: &[Charge<'_>],
         reason: &StoreError,
     ) -> Result<BatchDecision, CostError> {
-        let limits = self.evaluator.bind(charges);
+        let limits = self.evaluator().bind(charges);
         let mut resolved = resolve(charges, &limits)?;
         resolved.fill_permits();
-        drop(self.evaluator.record_failure(Err::<(), _>(reason.clone())));
-        Ok(self.evaluator.finish_batch(&resolved, &self.evaluator.evaluate_fallback(&resolved)))
+        drop(self.evaluator().record_failure(Err::<(), _>(reason.clone())));
+        Ok(self.evaluator().finish_batch(&resolved, &self.evaluator().evaluate_fallback(&resolved)))
     }
 
     /// Decides each charge separately, and adds the decisions to `decisions`. The calls to the store run concurrently.
@@ -355,8 +351,8 @@ impl Charges<'_, SharedLimiter> {
         charges: &[Charge<'_>],
         decisions: &mut Vec<Result<Decision, CheckError>>,
     ) {
-        if self.limiter.is_local() {
-            return self.evaluator.check_each(charges, decisions);
+        if self.shared.is_local() {
+            return self.evaluator().check_each(charges, decisions);
         }
         let checks = charges.iter().map(|charge| self.check(std::slice::from_ref(charge)));
         decisions.extend(join_all(checks).await);
@@ -382,13 +378,18 @@ impl Charges<'_, SharedLimiter> {
     /// Restarts the period of the permits of charges. Returns `false` if one has expired, unless in shadow mode. If the
     /// store does not answer, permits that fail open are kept.
     pub async fn renew(self, charges: &[Charge<'_>]) -> Result<bool, StoreError> {
-        let mut kept = true;
+        let (mut kept, mut error) = (true, None);
+        // All of them, even if one fails.
         for charge in charges.iter().filter(|charge| charge.permit != 0) {
-            let limit = self.evaluator.bind_one(charge);
+            let limit = self.evaluator().bind_one(charge);
             let charge = ResolvedCharge::of_charge(&limit, charge);
-            kept &= self.limiter.update(&charge, Update::Renew).await? || !limit.enforced;
+            match self.shared.update(&charge, Update::Renew).await {
+                // A limit in shadow mode may not have admitted it.
+                Ok(renewed) => kept &= renewed || !limit.enforced,
+                Err(failed) => error = error.or(Some(failed)),
+            }
         }
-        Ok(kept)
+        error.map_or(Ok(kept), Err)
     }
 
     async fn update(self, charges: &[Charge<'_>], update: Update) -> Result<(), StoreError> {
@@ -397,12 +398,12 @@ impl Charges<'_, SharedLimiter> {
             if update == Update::Release && charge.permit == 0 {
                 continue;
             }
-            let limit = self.evaluator.bind_one(charge);
+            let limit = self.evaluator().bind_one(charge);
             let charge = ResolvedCharge::of_charge(&limit, charge);
-            let updated = self.limiter.update(&charge, update).await;
+            let updated = self.shared.update(&charge, update).await;
             if updated.is_err() {
                 // It may have been released in memory.
-                self.evaluator.notify(self.evaluator.queue_of(std::slice::from_ref(&charge)));
+                self.evaluator().notify(self.evaluator().queue_of(std::slice::from_ref(&charge)));
             }
             result = result.and(updated.map(drop));
         }

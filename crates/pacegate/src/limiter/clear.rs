@@ -1,13 +1,15 @@
 //! Removing all keys of a policy or a domain.
 
-use super::{Limiter, SharedLimiter};
+use super::{Limiter, SharedLimiter, in_memory};
 use crate::{PolicyName, StoreError};
 
 impl Limiter {
     /// Removes all keys of a policy, and returns their number. Does not block requests; those after the call start with
-    /// unused counters.
+    /// unused counters. Requests during the call may lose their charges.
     ///
-    /// [`PolicyName::AD_HOC`] clears inline limits. Takes some milliseconds for a million keys.
+    /// [`PolicyName::INLINE`] clears inline limits. Takes some milliseconds for a million keys.
+    ///
+    /// Use it after a mistake in a limit has denied many clients. For one client, use [`Limiter::reset`].
     ///
     /// ```
     /// use pacegate::{Limiter, PolicyName};
@@ -19,27 +21,25 @@ impl Limiter {
     /// # Ok::<(), pacegate::ParseLimitError>(())
     /// ```
     pub fn clear_policy(&self, policy: PolicyName) -> u64 {
-        self.clear(&[policy])
+        in_memory(self.shared.clear_policy(policy))
     }
 
     /// Removes all keys of all policies of a domain, and returns their number. See [`Limiter::clear_policy`].
     ///
     /// Includes policies of the domain that an earlier configuration had and this limiter no longer has.
     pub fn clear_domain(&self, domain: &str) -> u64 {
-        self.clear(&self.evaluator.memory.policies_in(domain))
-    }
-
-    fn clear(&self, policies: &[PolicyName]) -> u64 {
-        let cleared = self.evaluator.memory.clear(policies);
-        self.evaluator.wait_queue.notify_all();
-        cleared
+        in_memory(self.shared.clear_domain(domain))
     }
 }
 
 impl SharedLimiter {
     /// Removes all keys of a policy, in this process and in the store, and returns the number removed from the store.
+    /// See [`Limiter::clear_policy`].
     ///
-    /// [`StoreError::Unsupported`] if the store cannot find them, as on Redis; then nothing is removed.
+    /// # Errors
+    ///
+    /// [`StoreError::Unsupported`] if the store cannot find the keys of a policy, as on Redis: [reset](Self::reset)
+    /// keys one by one instead. After an error, nothing is removed from this process either.
     pub async fn clear_policy(&self, policy: PolicyName) -> Result<u64, StoreError> {
         self.clear(&[policy]).await
     }

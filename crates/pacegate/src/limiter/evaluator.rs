@@ -14,7 +14,7 @@ use crate::{
     Charge, CostError, Decision, KeyRef, MemoryStore, Outcomes, PolicyName, Request, Stats,
     StoreError,
     algorithm::Outcome,
-    policy::{Planned, PolicySet, Target},
+    policy::{LimitEntry, PolicyMatch, PolicySet},
     stats::{Event, Meter},
     store::{
         Update,
@@ -29,7 +29,7 @@ pub(super) struct Evaluator {
     /// The store of a `Limiter`, and the fallback of a `SharedLimiter`.
     pub(super) memory: MemoryStore,
     pub(super) wait_queue: WaitQueue,
-    /// In the order of [`PolicySet::targets`].
+    /// In the order of [`PolicySet::limit_entries`].
     limits: Box<[BoundLimit]>,
     /// The limits of the only policy, if it counts every request by its key: nothing to match.
     direct: Option<Range<usize>>,
@@ -61,21 +61,21 @@ impl Evaluator {
     ) -> Self {
         let all = policies.policies().iter();
         memory.register(all.map(|policy| (policy.name, &*policy.domain)));
-        let bind = |target: &Target| {
-            let policy = &policies.policies()[target.policy];
+        let bind = |entry: &LimitEntry| {
+            let policy = &policies.policies()[entry.policy];
             BoundLimit {
-                policy: target.name,
-                counter: target.counter,
-                limit: target.limit,
-                scope: memory.scope(target.name, target.counter, &target.limit),
-                max_cost: max_cost(&target.limit, policy.max_cost.unwrap_or(u64::MAX)),
-                enforced: target.enforced,
-                lease: target.lease,
+                policy: entry.name,
+                counter: entry.counter,
+                limit: entry.limit,
+                scope: memory.scope(entry.name, entry.counter, &entry.limit),
+                max_cost: max_cost(&entry.limit, policy.max_cost.unwrap_or(u64::MAX)),
+                enforced: entry.enforced,
+                lease: entry.lease,
                 failure: policy.failure,
-                stats_index: target.policy,
+                stats_index: entry.policy,
             }
         };
-        let limits: Box<[BoundLimit]> = policies.targets().iter().map(bind).collect();
+        let limits: Box<[BoundLimit]> = policies.limit_entries().iter().map(bind).collect();
         let direct = policies.direct();
         let is_single = direct.is_some()
             && matches!(&*limits, [limit] if limit.enforced && !limit.limit.algorithm().keeps_log());
@@ -112,14 +112,14 @@ impl Evaluator {
 /// Resolve.
 impl Evaluator {
     /// Returns the policies that apply to a request that is only a key.
-    pub(super) fn plan_key(&self, key: KeyRef<'_>) -> SmallVec<[Planned; 4]> {
-        if let Some(targets) = self.direct.clone() {
-            return SmallVec::from_iter([Planned { policy: 0, targets, key: key.to_buf() }]);
+    pub(super) fn plan_key(&self, key: KeyRef<'_>) -> SmallVec<[PolicyMatch; 4]> {
+        if let Some(entries) = self.direct.clone() {
+            return SmallVec::from_iter([PolicyMatch { policy: 0, entries, key: key.to_buf() }]);
         }
         let request = Request::new().with(Request::KEY, key.as_bytes());
         let mut plan = self.policies.plan(&request);
-        for planned in plan.iter_mut().filter(|planned| self.policies.is_by_key(planned)) {
-            planned.key = key.to_buf();
+        for matched in plan.iter_mut().filter(|matched| self.policies.is_by_key(matched)) {
+            matched.key = key.to_buf();
         }
         plan
     }
@@ -127,13 +127,13 @@ impl Evaluator {
     /// Returns a charge for each limit of a plan.
     pub(super) fn charges_of<'a>(
         &'a self,
-        plan: &'a [Planned],
+        plan: &'a [PolicyMatch],
         cost: u64,
         permit: u128,
     ) -> ResolvedCharges<'a> {
-        let limits = plan.iter().flat_map(|planned| {
-            let limits = &self.limits[planned.targets.clone()];
-            limits.iter().map(|limit| (limit, planned.key.as_ref()))
+        let limits = plan.iter().flat_map(|matched| {
+            let limits = &self.limits[matched.entries.clone()];
+            limits.iter().map(|limit| (limit, matched.key.as_ref()))
         });
         limits.map(|(limit, key)| ResolvedCharge::new(limit, key, cost, permit)).collect()
     }
@@ -167,10 +167,10 @@ impl Evaluator {
 
     /// Binds one explicit charge to a limit. See [`Evaluator::bind`].
     pub(super) fn bind_one(&self, charge: &Charge<'_>) -> BoundLimit {
-        let place = self.policies.place(charge.policy);
-        let target = place.and_then(|place| self.policies.target_of(place, charge));
-        let scope = match target {
-            Some(target) => self.limits[target].scope,
+        let place = self.policies.index_of(charge.policy);
+        let entry = place.and_then(|place| self.policies.entry_of(place, charge));
+        let scope = match entry {
+            Some(entry) => self.limits[entry].scope,
             None => self.memory.scope_of(charge),
         };
         BoundLimit {
@@ -182,13 +182,13 @@ impl Evaluator {
             enforced: charge.enforced,
             lease: charge.lease,
             failure: charge.failure.unwrap_or_else(|| self.policies.failure_of(charge.policy)),
-            stats_index: place.unwrap_or(self.meter.ad_hoc()),
+            stats_index: place.unwrap_or(self.meter.inline_index()),
         }
     }
 
     /// Returns the index of a policy in the statistics.
     pub(super) fn stats_index(&self, policy: PolicyName) -> usize {
-        self.policies.place(policy).unwrap_or(self.meter.ad_hoc())
+        self.policies.index_of(policy).unwrap_or(self.meter.inline_index())
     }
 
     /// Returns a charge as a store gets it.

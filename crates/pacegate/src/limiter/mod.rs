@@ -19,11 +19,16 @@ mod shared;
 mod wait;
 mod wait_queue;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
 use crate::{
-    Charge, CostError, Decision, Key, KeyRef, Limit, MemoryStore, PolicyName, PolicySet, Request,
-    Stats, Update,
+    Charge, CostError, Decision, Key, Limit, MemoryStore, PolicyName, PolicySet, Request, Stats,
+    StoreError,
 };
 
 pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
@@ -33,11 +38,7 @@ pub(crate) use permit_id::new_permit_id;
 pub use shared::{CheckError, SharedLimiter};
 pub use wait::{Wait, WaitError};
 
-use self::{
-    evaluator::Evaluator,
-    resolve::{Resolved, ResolvedCharge},
-    wait_queue::WaitQueue,
-};
+use self::{evaluator::Evaluator, resolve::Resolved, wait_queue::WaitQueue};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
@@ -81,7 +82,8 @@ use self::{
 /// The process loses its counters when it ends. If limits must survive a restart, use a [`SharedLimiter`].
 #[derive(Clone)]
 pub struct Limiter {
-    evaluator: Arc<Evaluator>,
+    /// Without a store: it counts in the memory of its evaluator, so each call is ready at once.
+    shared: SharedLimiter,
 }
 
 impl Limiter {
@@ -110,7 +112,16 @@ impl Limiter {
     }
 
     fn new(evaluator: Evaluator) -> Self {
-        Self { evaluator: Arc::new(evaluator) }
+        Self { shared: SharedLimiter { evaluator: Arc::new(evaluator), store: None } }
+    }
+
+    fn shared(&self) -> &SharedLimiter {
+        &self.shared
+    }
+
+    #[inline]
+    fn evaluator(&self) -> &Evaluator {
+        &self.shared.evaluator
     }
 
     /// Charges one unit to `key` if every limit has room, and nothing otherwise.
@@ -137,9 +148,9 @@ impl Limiter {
     #[inline]
     #[must_use = "a denied request must not proceed"]
     pub fn check(&self, key: impl Key) -> Decision {
-        key.with(|key| match self.evaluator.single() {
-            Some(single) => self.evaluator.check_single(single, key, 1),
-            None => self.evaluator.check_unit(key),
+        key.with(|key| match self.evaluator().single() {
+            Some(single) => self.evaluator().check_single(single, key, 1),
+            None => self.evaluator().check_unit(key),
         })
     }
 
@@ -162,7 +173,7 @@ impl Limiter {
     /// # Ok::<(), pacegate::CostError>(())
     /// ```
     pub fn check_cost(&self, key: impl Key, cost: u64) -> Result<Decision, CostError> {
-        key.with(|key| self.evaluator.check_key(key, cost))
+        key.with(|key| self.evaluator().check_key(key, cost))
     }
 
     /// Returns the decision for one unit, without charging it. Not counted in the [statistics](Self::stats).
@@ -183,7 +194,7 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn peek(&self, key: impl Key) -> Decision {
-        key.with(|key| match self.evaluator.check_key(key, 0) {
+        key.with(|key| match self.evaluator().check_key(key, 0) {
             Ok(decision) => decision,
             Err(error) => unreachable!("a cost of 0 fits every limit: {error}"),
         })
@@ -192,7 +203,7 @@ impl Limiter {
     /// Charges one unit to `key` under this limit, instead of the limits of the policies.
     ///
     /// Each algorithm, period, amount and burst has a separate counter for the key, which is recorded as
-    /// [ad hoc](crate::Stats::ad_hoc).
+    /// [inline limits](crate::Stats::inline).
     ///
     /// Use it if limits come from data, such as the plan of an account. If a few limits cover all requests, prefer a
     /// [`Policy`](crate::Policy) with overrides: it has a name in statistics and headers. A changed amount or burst
@@ -209,8 +220,8 @@ impl Limiter {
     #[must_use = "a denied request must not proceed"]
     pub fn check_with(&self, key: impl Key, limit: Limit) -> Decision {
         key.with(|key| {
-            let charge = Charge::new(PolicyName::AD_HOC, key, limit);
-            match self.evaluator.check_charge(&charge) {
+            let charge = Charge::new(PolicyName::INLINE, key, limit);
+            match self.evaluator().check_charge(&charge) {
                 Ok(decision) => decision,
                 Err(error) => unreachable!("one unit fits every limit: {error}"),
             }
@@ -243,7 +254,7 @@ impl Limiter {
     /// Does the same as [`Limiter::check_many`], and appends the decisions to a vector of the caller, which can be
     /// reused.
     pub fn check_many_into<K: Key>(&self, keys: &[K], decisions: &mut Vec<Decision>) {
-        self.evaluator.check_many(keys, decisions);
+        self.evaluator().check_many(keys, decisions);
     }
 
     /// Charges a request to all policies that apply to it, all or nothing. Its [id](Request::id) is ignored, because no
@@ -284,9 +295,9 @@ impl Limiter {
     }
 
     fn check_request_cost(&self, request: &Request<'_>, cost: u64) -> Result<Decision, CostError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, cost, 0);
-        Ok(self.evaluator.check(&Resolved::new(charges, false)?))
+        let evaluator = self.evaluator();
+        let plan = evaluator.policies.plan(request);
+        Ok(evaluator.check(&Resolved::new(evaluator.charges_of(&plan, cost, 0), false)?))
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.
@@ -309,7 +320,7 @@ impl Limiter {
     /// # Ok::<(), pacegate::CostError>(())
     /// ```
     pub fn refund(&self, key: impl Key, cost: u64) {
-        key.with(|key| self.update(key, cost, Update::Refund));
+        in_memory(self.shared.refund(key, cost));
     }
 
     /// Returns the cost of a request to all policies that apply to it, and no more than is used. See
@@ -318,8 +329,7 @@ impl Limiter {
     /// Pass the request that was charged: other attributes select other counters. If the policies have changed since,
     /// the refund goes to the policies that apply now.
     pub fn refund_request(&self, request: &Request<'_>) {
-        let plan = self.evaluator.policies.plan(request);
-        self.update_all(&self.evaluator.charges_of(&plan, request.units(), 0), Update::Refund);
+        in_memory(self.shared.refund_request(request));
     }
 
     /// Removes the counters of `key`, so that its limits are unused again.
@@ -330,17 +340,7 @@ impl Limiter {
     /// Permits of a concurrency limit are removed too, although their holders still work; their release has no effect
     /// then. Callers that wait for the key try again at once.
     pub fn reset(&self, key: impl Key) {
-        key.with(|key| self.update(key, 0, Update::Reset));
-    }
-
-    fn update(&self, key: KeyRef<'_>, cost: u64, update: Update) {
-        self.evaluator.with_key(key, cost, 0, |charges| self.update_all(&charges, update));
-    }
-
-    fn update_all(&self, charges: &[ResolvedCharge<'_>], update: Update) {
-        for charge in charges {
-            self.evaluator.update_and_notify(charge, update);
-        }
+        in_memory(self.shared.reset(key));
     }
 
     /// Creates a limiter with another limit for each key, on the same state. See [`Limiter::with_policies`].
@@ -372,7 +372,7 @@ impl Limiter {
     /// To change the policies of a running program, keep the limiter in a cell that readers swap, for example of the
     /// crate `arc-swap`. A request that started with the old limiter finishes with it.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
-        Self::new(self.evaluator.with_policies(policies))
+        Self { shared: self.shared.with_policies(policies) }
     }
 
     /// Returns the calls for explicit charges, for servers and middleware that build their own. Most programs need
@@ -381,12 +381,12 @@ impl Limiter {
     /// Use it to combine limits of policies with limits of the call, to get the decision of each limit, or to hold
     /// permits for a remote client. See [`Charges`] for an example.
     pub fn charges(&self) -> Charges<'_, Self> {
-        Charges { evaluator: &self.evaluator, limiter: self }
+        Charges::new(&self.shared)
     }
 
     /// Returns the policies. A limiter that was built from limits has one policy, [`PolicyName::DEFAULT`].
     pub fn policies(&self) -> &PolicySet {
-        &self.evaluator.policies
+        self.shared.policies()
     }
 
     /// Returns the statistics since the limiter was created. A limiter from [`Limiter::with_policies`] continues the
@@ -394,12 +394,21 @@ impl Limiter {
     ///
     /// Adds up the counters of all threads: call it for a metrics endpoint, not for every request.
     pub fn stats(&self) -> Stats {
-        self.evaluator.stats()
+        self.shared.stats()
     }
 
     /// Returns the store, for its [usage](MemoryStore::usage) or to [reclaim](MemoryStore::reclaim) memory.
     pub fn store(&self) -> &MemoryStore {
-        &self.evaluator.memory
+        &self.evaluator().memory
+    }
+}
+
+/// Runs a call of a limiter without a store, which is ready at once and cannot fail.
+fn in_memory<T>(call: impl Future<Output = Result<T, StoreError>>) -> T {
+    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(answer)) => answer,
+        Poll::Ready(Err(error)) => unreachable!("memory supports every call: {error}"),
+        Poll::Pending => unreachable!("memory answers at once"),
     }
 }
 

@@ -4,7 +4,8 @@ use smallvec::SmallVec;
 
 use super::{
     CheckError, Limiter, SharedLimiter,
-    evaluator::Evaluator,
+    evaluator::{Evaluation, Evaluator},
+    in_memory,
     permit_id::new_permit_id,
     resolve::{Resolved, ResolvedCharge, ResolvedCharges},
 };
@@ -36,10 +37,7 @@ use crate::{
 /// ```
 #[derive(Debug)]
 #[must_use = "dropping a permit returns it"]
-pub struct Permit {
-    limiter: Limiter,
-    held: HeldPermits,
-}
+pub struct Permit(pub(super) SharedPermit);
 
 /// Units of a concurrency limit, held in a store until this is [released](Self::release) or dropped.
 ///
@@ -126,9 +124,8 @@ impl Limiter {
     /// # Ok::<(), pacegate::BuildError>(())
     /// ```
     pub fn acquire(&self, key: impl Key) -> Admission {
-        let admitted = key.with(|key| {
-            self.evaluator.with_key(key, 1, new_permit_id(), |charges| self.admit(charges))
-        });
+        let admit = |charges: ResolvedCharges<'_>| self.admit(charges);
+        let admitted = key.with(|key| self.evaluator().with_key(key, 1, new_permit_id(), admit));
         admitted.unwrap_or_else(|error| unreachable!("one unit fits every limit: {error}"))
     }
 
@@ -149,8 +146,8 @@ impl Limiter {
     /// ```
     pub fn acquire_with(&self, key: impl Key, limit: Limit) -> Admission {
         let admitted = key.with(|key| {
-            let charge = Charge::new(PolicyName::AD_HOC, key, limit).holding(new_permit_id());
-            let limit = self.evaluator.bind_one(&charge);
+            let charge = Charge::new(PolicyName::INLINE, key, limit).holding(new_permit_id());
+            let limit = self.evaluator().bind_one(&charge);
             self.admit(SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]))
         });
         admitted.unwrap_or_else(|error| unreachable!("one unit fits every limit: {error}"))
@@ -175,20 +172,15 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn acquire_request(&self, request: &Request<'_>) -> Result<Admission, CostError> {
-        let plan = self.evaluator.policies.plan(request);
-        self.admit(self.evaluator.charges_of(&plan, request.units(), new_permit_id()))
+        let plan = self.evaluator().policies.plan(request);
+        self.admit(self.evaluator().charges_of(&plan, request.units(), new_permit_id()))
     }
 
     fn admit(&self, charges: ResolvedCharges<'_>) -> Result<Admission, CostError> {
         let resolved = Resolved::new(charges, false)?;
-        let decision = self.evaluator.check(&resolved);
-        let permit = decision.is_allowed().then(|| self.permit(self.evaluator.hold(&resolved)));
-        Ok(Admission { decision, permit })
-    }
-
-    /// Creates the handle that releases these permits when it is dropped.
-    pub(super) fn permit(&self, held: HeldPermits) -> Permit {
-        Permit { limiter: self.clone(), held }
+        let evaluation = self.evaluator().evaluate(&resolved);
+        let Admission { decision, permit } = self.shared.admission(&resolved, &evaluation);
+        Ok(Admission { decision, permit: permit.map(Permit) })
     }
 }
 
@@ -229,7 +221,7 @@ impl SharedLimiter {
         limit: Limit,
     ) -> Result<Admission<SharedPermit>, CheckError> {
         let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit).holding(new_permit_id());
+        let charge = Charge::new(PolicyName::INLINE, &key, limit).holding(new_permit_id());
         let limit = self.evaluator.bind_one(&charge);
         self.admit(SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)])).await
     }
@@ -252,11 +244,20 @@ impl SharedLimiter {
     ) -> Result<Admission<SharedPermit>, CheckError> {
         let resolved = Resolved::new(charges, false)?;
         let evaluation = self.evaluate(&resolved, None).await?;
-        self.evaluator.record(&resolved.charges, &evaluation);
+        Ok(self.admission(&resolved, &evaluation))
+    }
+
+    /// Records an evaluation, and creates the permit if it was allowed.
+    fn admission(
+        &self,
+        resolved: &Resolved<'_>,
+        evaluation: &Evaluation,
+    ) -> Admission<SharedPermit> {
+        self.evaluator.record(&resolved.charges, evaluation);
         let decision = evaluation.decision;
-        let held = decision.is_allowed().then(|| self.evaluator.hold(&resolved));
+        let held = decision.is_allowed().then(|| self.evaluator.hold(resolved));
         let permit = held.map(|held| self.permit(held, decision.is_degraded()));
-        Ok(Admission { decision, permit })
+        Admission { decision, permit }
     }
 
     pub(super) fn permit(&self, held: HeldPermits, degraded: bool) -> SharedPermit {
@@ -265,18 +266,13 @@ impl SharedLimiter {
 
     /// Releases permits, and wakes a caller that waits for them.
     async fn release(&self, held: &HeldPermits) -> Result<(), StoreError> {
-        let mut result = Ok(());
-        // All of them, even if one fails.
-        for charge in &held.charges {
-            let charge = charge.as_charge();
-            let limit = self.evaluator.bind_one(&charge);
-            let charge = ResolvedCharge::of_charge(&limit, &charge);
-            result = result.and(self.update(&charge, Update::Release).await.map(drop));
-        }
-        if result.is_ok() {
-            self.evaluator.notify(held.queue);
-        }
-        result
+        let charges = held.charges();
+        let limits = self.evaluator.bind(&charges);
+        let pairs = limits.iter().zip(&charges);
+        let resolved = pairs.map(|(limit, charge)| ResolvedCharge::of_charge(limit, charge));
+        self.update_all(&resolved.collect::<ResolvedCharges<'_>>(), Update::Release).await?;
+        self.evaluator.notify(held.queue);
+        Ok(())
     }
 
     /// Releases permits without waiting for the store. Failures are recorded, and the store retries.
@@ -338,13 +334,7 @@ impl Permit {
     /// ```
     #[must_use = "a permit that has expired no longer protects its holder"]
     pub fn renew(&self) -> bool {
-        self.limiter.evaluator.renew(&self.held, |_| true)
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.limiter.evaluator.release(&self.held);
+        in_memory(self.0.renew())
     }
 }
 
@@ -383,19 +373,7 @@ impl SharedPermit {
             // A limit that fails open has admitted without counting, so it cannot expire.
             return Ok(evaluator.renew(&self.held, |failure| failure != FailureMode::Open));
         }
-        let (mut kept, mut error) = (true, None);
-        // All of them, even if one fails.
-        for charge in &self.held.charges {
-            let charge = charge.as_charge();
-            let limit = evaluator.bind_one(&charge);
-            let charge = ResolvedCharge::of_charge(&limit, &charge);
-            match self.limiter.update(&charge, Update::Renew).await {
-                // A limit in shadow mode may not have admitted it.
-                Ok(renewed) => kept &= renewed || !limit.enforced,
-                Err(failed) => error = error.or(Some(failed)),
-            }
-        }
-        error.map_or(Ok(kept), Err)
+        self.limiter.charges().renew(&self.held.charges()).await
     }
 }
 
@@ -409,6 +387,12 @@ impl Drop for SharedPermit {
             self.limiter.evaluator.release(&self.held);
         }
         self.limiter.release_later(std::mem::take(&mut self.held));
+    }
+}
+
+impl HeldPermits {
+    fn charges(&self) -> SmallVec<[Charge<'_>; 1]> {
+        self.charges.iter().map(ChargeBuf::as_charge).collect()
     }
 }
 

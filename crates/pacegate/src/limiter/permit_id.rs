@@ -18,9 +18,7 @@ impl RandomIds {
 
     fn next(&mut self) -> u128 {
         if self.used == self.bytes.len() {
-            if let Err(error) = getrandom::fill(&mut self.bytes) {
-                panic!("the operating system returned no random bytes: {error}");
-            }
+            fill_random(&mut self.bytes);
             self.used = 0;
         }
         let mut id = [0; ID_BYTES];
@@ -30,6 +28,25 @@ impl RandomIds {
         self.bytes[self.used..next].fill(0);
         self.used = next;
         u128::from_le_bytes(id).max(1)
+    }
+}
+
+#[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
+fn fill_random(bytes: &mut [u8]) {
+    if let Err(error) = getrandom::fill(bytes) {
+        panic!("the operating system returned no random bytes: {error}");
+    }
+}
+
+/// Without an operating system there are no random bytes: the ids are unique in the process, but can be guessed.
+#[cfg(all(target_family = "wasm", target_os = "unknown"))]
+fn fill_random(bytes: &mut [u8]) {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    for id in bytes.chunks_exact_mut(ID_BYTES) {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        id.copy_from_slice(&u128::from(number).to_le_bytes());
     }
 }
 

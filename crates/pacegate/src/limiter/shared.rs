@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Charge, CostError, Decision, Key, Limit, MemoryStore, Outcomes, PolicyName, PolicySet, Reply,
     Request, Stats, Store, StoreError, Task, Update,
-    policy::{FailureMode, Planned},
+    policy::{FailureMode, PolicyMatch},
 };
 
 /// A rate limiter over any [`Store`].
@@ -218,7 +218,7 @@ impl SharedLimiter {
     /// Charges one unit to `key` under this limit, instead of the limits of the policies.
     ///
     /// See [`Limiter::check_with`]. If the store fails, the failure mode for
-    /// [no policy](PolicySet::failing_ad_hoc) applies.
+    /// [no policy](PolicySet::inline_failure) applies.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -233,7 +233,7 @@ impl SharedLimiter {
     /// ```
     pub async fn check_with(&self, key: impl Key, limit: Limit) -> Result<Decision, CheckError> {
         let key = key.with(|key| key.to_buf());
-        self.charges().check(&[Charge::new(PolicyName::AD_HOC, &key, limit)]).await
+        self.charges().check(&[Charge::new(PolicyName::INLINE, &key, limit)]).await
     }
 
     /// Charges one unit to each key. The calls to the store run concurrently, so the order of two equal keys is
@@ -293,7 +293,7 @@ impl SharedLimiter {
     /// Charges the limits of a plan, and records the decision.
     async fn check_plan(
         &self,
-        plan: &[Planned],
+        plan: &[PolicyMatch],
         cost: u64,
         id: Option<&[u8]>,
     ) -> Result<Decision, CheckError> {
@@ -329,8 +329,8 @@ impl SharedLimiter {
     /// Removes the counters of `key`, in this process and in the store. If the store fails, those in this process are
     /// removed nevertheless.
     ///
-    /// Only under the policies of this limiter, see [`Limiter::reset`]. On Redis, another process may still deny the key
-    /// by a cached denial for up to a second, and may spend units that it has leased.
+    /// Only under the policies of this limiter, see [`Limiter::reset`]. On Redis, another process may still deny the
+    /// key by a cached denial for up to a second, and may spend units that it has leased.
     pub async fn reset(&self, key: impl Key) -> Result<(), StoreError> {
         let plan = key.with(|key| self.evaluator.plan_key(key));
         self.update_all(&self.evaluator.charges_of(&plan, 0, 0), Update::Reset).await
@@ -352,7 +352,7 @@ impl SharedLimiter {
 
     /// Returns the calls for explicit charges. See [`Limiter::charges`].
     pub fn charges(&self) -> Charges<'_, Self> {
-        Charges { evaluator: &self.evaluator, limiter: self }
+        Charges::new(self)
     }
 
     /// Returns the statistics of this process. Other processes on the same store have separate statistics.
@@ -386,7 +386,7 @@ impl SharedLimiter {
 /// Converts a [`Limiter`] for code that takes any store. Both share policies, counters and statistics.
 impl From<Limiter> for SharedLimiter {
     fn from(limiter: Limiter) -> Self {
-        Self { evaluator: limiter.evaluator, store: None }
+        limiter.shared
     }
 }
 

@@ -111,8 +111,6 @@ impl Wait {
     /// Delays callers that had to wait by a random time of up to `jitter`, so that callers that are admitted at the
     /// same instant do not all start then. The units are charged before the delay, which ends at the timeout at the
     /// latest.
-    ///
-    /// A call that finds the units available at once is not delayed.
     #[must_use]
     pub const fn jitter(self, jitter: Duration) -> Self {
         Self { jitter, ..self }
@@ -128,22 +126,20 @@ impl From<Duration> for Wait {
 impl Limiter {
     /// Waits until one unit can be charged to `key`.
     ///
-    /// Callers that wait for the same key are served in the order of arrival. A refund, a reset or a released permit lets
-    /// the first caller try again at once. [`Limiter::check`] does not queue, and may take units that others wait for. A
-    /// wait is recorded once, by its result.
-    ///
-    /// A request that no policy covers is admitted without waiting.
+    /// Callers that wait for the same key are served in the order of arrival. A refund, a reset or a released permit
+    /// lets the first caller try again at once. [`Limiter::check`] does not queue, and may take units that others wait
+    /// for. A wait is recorded once, by its result.
     ///
     /// # Errors
     ///
     /// Fails at once with [`WaitError::TooLong`] if the time cannot suffice, given the callers ahead. A permit may be
-    /// released at any time, so a wait for one lasts until the timeout: [`WaitError::TimedOut`]. See [`WaitError`] for the
-    /// others.
+    /// released at any time, so a wait for one lasts until the timeout: [`WaitError::TimedOut`]. See [`WaitError`] for
+    /// the others.
     ///
     /// # Cancellation
     ///
-    /// Dropping the future leaves the queue, and nothing is charged. If the wait has a [jitter](Wait::jitter), the units are
-    /// charged before the delay: dropping the future during the delay keeps them charged.
+    /// Dropping the future leaves the queue, and nothing is charged. If the wait has a [jitter](Wait::jitter), the
+    /// units are charged before the delay: dropping the future during the delay keeps them charged.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -166,60 +162,6 @@ impl Limiter {
         self.until_ready_cost(key, 1, wait).await
     }
 
-    /// Waits until `cost` units can be charged to `key`, all at once. See [`Limiter::until_ready`].
-    ///
-    /// A cost above the capacity of a limit fails at once with [`WaitError::Cost`].
-    ///
-    /// A high cost waits longer than a low one, and callers behind it wait too, even if their units are available. If
-    /// small requests must not wait for large ones, use separate keys.
-    pub async fn until_ready_cost(
-        &self,
-        key: impl Key,
-        cost: u64,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        self.to_shared().until_ready_cost(key, cost, wait).await
-    }
-
-    /// Waits until one unit can be charged to `key` under this limit, instead of the limits of the policies. See
-    /// [`Limiter::check_with`].
-    ///
-    /// Callers queue separately for each limit, because each has a separate counter.
-    pub async fn until_ready_with(
-        &self,
-        key: impl Key,
-        limit: Limit,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        self.to_shared().until_ready_with(key, limit, wait).await
-    }
-
-    /// Waits until a request can be charged to all policies that apply to it. See [`Limiter::until_ready`].
-    ///
-    /// Callers queue by the first limit that applies. Two requests that share only a later limit are not ordered.
-    ///
-    /// ```
-    /// # pollster::block_on(async {
-    /// use std::time::Duration;
-    /// use pacegate::{Limiter, Policy, PolicySet, Request};
-    ///
-    /// let policies = PolicySet::new([Policy::new("upstream", ["50/second burst 1"]).per(["host"])])?;
-    /// let limiter = Limiter::builder().policies(policies).build()?;
-    /// let request = Request::new().with("host", "api.example.com");
-    /// for _ in 0..2 {
-    ///     limiter.until_ready_request(&request, Duration::from_secs(1)).await?;
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # }).unwrap();
-    /// ```
-    pub async fn until_ready_request(
-        &self,
-        request: &Request<'_>,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        self.to_shared().until_ready_request(request, wait).await
-    }
-
     /// [`Limiter::until_ready`] for programs without an async runtime: blocks the thread.
     ///
     /// Do not call it in an async task: it would block the worker thread of the runtime. With a
@@ -235,11 +177,7 @@ impl Limiter {
     /// Waits for a permit for `key`. See [`Limiter::acquire`] and [`Limiter::until_ready`], whose queue it shares.
     ///
     /// A holder in this process that drops its permit wakes the first caller. A permit whose holder hangs becomes free
-    /// when it expires.
-    ///
-    /// # Cancellation
-    ///
-    /// Dropping the future leaves the queue, and a permit that it has taken is released.
+    /// when it expires. Dropping the future leaves the queue, and a permit that it has taken is released.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -260,49 +198,7 @@ impl Limiter {
         key: impl Key,
         wait: impl Into<Wait>,
     ) -> Result<Permit, WaitError> {
-        let plan = key.with(|key| self.evaluator.plan_key(key));
-        self.acquire_charges(self.evaluator.charges_of(&plan, 1, 0), wait.into()).await
-    }
-
-    /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
-    /// [`Limiter::acquire_with`] and [`Limiter::acquire_within`].
-    pub async fn acquire_within_with(
-        &self,
-        key: impl Key,
-        limit: Limit,
-        wait: impl Into<Wait>,
-    ) -> Result<Permit, WaitError> {
-        let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit);
-        let limit = self.evaluator.bind_one(&charge);
-        let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
-        self.acquire_charges(charges, wait.into()).await
-    }
-
-    /// Waits for the permits of a request. See [`Limiter::acquire_request`] and [`Limiter::acquire_within`].
-    ///
-    /// ```
-    /// # pollster::block_on(async {
-    /// use std::time::Duration;
-    /// use pacegate::{Limiter, Policy, PolicySet, Request};
-    ///
-    /// let policies = PolicySet::new([Policy::new("exports", ["2/30s concurrency"]).per(["user"])])?;
-    /// let limiter = Limiter::builder().policies(policies).build()?;
-    /// let request = Request::new().with("user", "alice");
-    /// let permit = limiter.acquire_request_within(&request, Duration::from_secs(5)).await?;
-    /// assert_eq!(limiter.peek_request(&request).remaining(), 1);
-    /// # drop(permit);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # }).unwrap();
-    /// ```
-    pub async fn acquire_request_within(
-        &self,
-        request: &Request<'_>,
-        wait: impl Into<Wait>,
-    ) -> Result<Permit, WaitError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, request.units(), 0);
-        self.acquire_charges(charges, wait.into()).await
+        self.shared.acquire_within(key, wait).await.map(Permit)
     }
 
     /// [`Limiter::acquire_within`] for programs without an async runtime: blocks the thread.
@@ -315,98 +211,31 @@ impl Limiter {
     ) -> Result<Permit, WaitError> {
         pollster::block_on(self.acquire_within(key, wait))
     }
-
-    async fn acquire_charges(
-        &self,
-        charges: ResolvedCharges<'_>,
-        wait: Wait,
-    ) -> Result<Permit, WaitError> {
-        let shared = self.to_shared();
-        let waited = shared.wait(charges, wait, true).await?;
-        let permit = self.permit(waited.held);
-        self.evaluator.sleep_until(waited.start).await;
-        Ok(permit)
-    }
-
-    fn to_shared(&self) -> SharedLimiter {
-        self.clone().into()
-    }
 }
 
 impl SharedLimiter {
     /// Waits until one unit can be charged to `key`.
     ///
     /// Callers of this process that wait for the same key are served in the order of arrival. Between processes, the
-    /// order is undefined. The first caller in the queue calls the store again after the `retry_after` of the last answer,
-    /// or when this process returns units. A wait for permits, which another process may release, calls the store every
-    /// second. The other callers do not call the store.
+    /// order is undefined. The first caller in the queue calls the store again after the `retry_after` of the last
+    /// answer, or when this process returns units. A wait for permits, which another process may release, calls the
+    /// store every second. The other callers do not call the store.
     ///
     /// # Errors
     ///
-    /// As [`Limiter::until_ready`]. The call fails at once if this process knows that the time cannot suffice. The time that
-    /// a call to the store takes is added to the timeout. If the store fails, the failure modes decide each attempt: a policy
-    /// that fails `open` ends the wait with an admission.
+    /// As [`Limiter::until_ready`]. The call fails at once if this process knows that the time cannot suffice. The time
+    /// that a call to the store takes is added to the timeout. If the store fails, the failure modes decide each
+    /// attempt: a policy that fails `open` ends the wait with an admission.
     ///
     /// # Cancellation
     ///
     /// Dropping the future leaves the queue. Nothing is charged then, unless a call was in flight.
-    ///
-    /// ```
-    /// # pollster::block_on(async {
-    /// use std::time::Duration;
-    /// use pacegate::{MemoryStore, SharedLimiter};
-    ///
-    /// let limiter = SharedLimiter::builder(MemoryStore::default()).limit("50/second burst 1").build()?;
-    /// for _ in 0..2 {
-    ///     limiter.until_ready("upstream", Duration::from_secs(1)).await?;
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # }).unwrap();
-    /// ```
     pub async fn until_ready(
         &self,
         key: impl Key,
         wait: impl Into<Wait>,
     ) -> Result<Decision, WaitError> {
         self.until_ready_cost(key, 1, wait).await
-    }
-
-    /// Waits until `cost` units can be charged to `key`. See [`SharedLimiter::until_ready`].
-    pub async fn until_ready_cost(
-        &self,
-        key: impl Key,
-        cost: u64,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        let plan = key.with(|key| self.evaluator.plan_key(key));
-        self.until_charged(self.evaluator.charges_of(&plan, cost, 0), wait.into()).await
-    }
-
-    /// Waits until one unit can be charged to `key` under this limit, instead of the limits of the policies. See
-    /// [`Limiter::check_with`].
-    pub async fn until_ready_with(
-        &self,
-        key: impl Key,
-        limit: Limit,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit);
-        let limit = self.evaluator.bind_one(&charge);
-        let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
-        self.until_charged(charges, wait.into()).await
-    }
-
-    /// Waits until a request can be charged to all policies that apply to it. Its [id](Request::id) is ignored. See
-    /// [`SharedLimiter::until_ready`].
-    pub async fn until_ready_request(
-        &self,
-        request: &Request<'_>,
-        wait: impl Into<Wait>,
-    ) -> Result<Decision, WaitError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, request.units(), 0);
-        self.until_charged(charges, wait.into()).await
     }
 
     /// Waits for a permit for `key`. See [`SharedLimiter::acquire`] and [`SharedLimiter::until_ready`], whose queue it
@@ -418,33 +247,6 @@ impl SharedLimiter {
     ) -> Result<SharedPermit, WaitError> {
         let plan = key.with(|key| self.evaluator.plan_key(key));
         self.acquire_charges(self.evaluator.charges_of(&plan, 1, 0), wait.into()).await
-    }
-
-    /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
-    /// [`Limiter::acquire_with`].
-    pub async fn acquire_within_with(
-        &self,
-        key: impl Key,
-        limit: Limit,
-        wait: impl Into<Wait>,
-    ) -> Result<SharedPermit, WaitError> {
-        let key = key.with(|key| key.to_buf());
-        let charge = Charge::new(PolicyName::AD_HOC, &key, limit);
-        let limit = self.evaluator.bind_one(&charge);
-        let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
-        self.acquire_charges(charges, wait.into()).await
-    }
-
-    /// Waits for the permits of a request. See [`SharedLimiter::acquire_request`] and
-    /// [`SharedLimiter::acquire_within`].
-    pub async fn acquire_request_within(
-        &self,
-        request: &Request<'_>,
-        wait: impl Into<Wait>,
-    ) -> Result<SharedPermit, WaitError> {
-        let plan = self.evaluator.policies.plan(request);
-        let charges = self.evaluator.charges_of(&plan, request.units(), 0);
-        self.acquire_charges(charges, wait.into()).await
     }
 
     /// Waits until the charges are admitted. The units are not held: they expire with their periods.
@@ -494,6 +296,111 @@ impl SharedLimiter {
         Ok(Waited { decision, held, start: (!jitter.is_zero()).then_some(start) })
     }
 }
+
+/// Defines the waits that both kinds of limiters have, over the [`SharedLimiter`] in each of them.
+macro_rules! waits {
+    ($limiter:ident, $permit:ident, $shared:expr, $wrap:expr) => {
+        impl $limiter {
+            /// Waits until `cost` units can be charged to `key`, all at once. See [`Self::until_ready`].
+            ///
+            /// A cost above the capacity of a limit fails at once with [`WaitError::Cost`].
+            ///
+            /// A high cost waits longer than a low one, and callers behind it wait too, even if their units are
+            /// available. If small requests must not wait for large ones, use separate keys.
+            pub async fn until_ready_cost(
+                &self,
+                key: impl Key,
+                cost: u64,
+                wait: impl Into<Wait>,
+            ) -> Result<Decision, WaitError> {
+                let limiter = $shared(self);
+                let plan = key.with(|key| limiter.evaluator.plan_key(key));
+                let charges = limiter.evaluator.charges_of(&plan, cost, 0);
+                limiter.until_charged(charges, wait.into()).await
+            }
+
+            /// Waits until one unit can be charged to `key` under this limit, instead of the limits of the policies.
+            /// See [`Limiter::check_with`].
+            ///
+            /// Callers queue separately for each limit, because each has a separate counter.
+            pub async fn until_ready_with(
+                &self,
+                key: impl Key,
+                limit: Limit,
+                wait: impl Into<Wait>,
+            ) -> Result<Decision, WaitError> {
+                let limiter = $shared(self);
+                let key = key.with(|key| key.to_buf());
+                let charge = Charge::new(PolicyName::INLINE, &key, limit);
+                let limit = limiter.evaluator.bind_one(&charge);
+                let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
+                limiter.until_charged(charges, wait.into()).await
+            }
+
+            /// Waits until a request can be charged to all policies that apply to it. Its [id](Request::id) is
+            /// ignored. See [`Self::until_ready`].
+            ///
+            /// Callers queue by the first limit that applies. Two requests that share only a later limit are not
+            /// ordered.
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::{Limiter, Policy, PolicySet, Request};
+            ///
+            /// let policies = [Policy::new("upstream", ["50/second burst 1"]).per(["host"])];
+            /// let limiter = Limiter::builder().policies(PolicySet::new(policies)?).build()?;
+            /// let request = Request::new().with("host", "api.example.com");
+            /// for _ in 0..2 {
+            ///     limiter.until_ready_request(&request, Duration::from_secs(1)).await?;
+            /// }
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
+            pub async fn until_ready_request(
+                &self,
+                request: &Request<'_>,
+                wait: impl Into<Wait>,
+            ) -> Result<Decision, WaitError> {
+                let limiter = $shared(self);
+                let plan = limiter.evaluator.policies.plan(request);
+                let charges = limiter.evaluator.charges_of(&plan, request.units(), 0);
+                limiter.until_charged(charges, wait.into()).await
+            }
+
+            /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
+            /// [`Limiter::acquire_with`] and [`Self::acquire_within`].
+            pub async fn acquire_within_with(
+                &self,
+                key: impl Key,
+                limit: Limit,
+                wait: impl Into<Wait>,
+            ) -> Result<$permit, WaitError> {
+                let limiter = $shared(self);
+                let key = key.with(|key| key.to_buf());
+                let charge = Charge::new(PolicyName::INLINE, &key, limit);
+                let limit = limiter.evaluator.bind_one(&charge);
+                let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
+                limiter.acquire_charges(charges, wait.into()).await.map($wrap)
+            }
+
+            /// Waits for the permits of a request. See [`Self::acquire_request`] and [`Self::acquire_within`].
+            pub async fn acquire_request_within(
+                &self,
+                request: &Request<'_>,
+                wait: impl Into<Wait>,
+            ) -> Result<$permit, WaitError> {
+                let limiter = $shared(self);
+                let plan = limiter.evaluator.policies.plan(request);
+                let charges = limiter.evaluator.charges_of(&plan, request.units(), 0);
+                limiter.acquire_charges(charges, wait.into()).await.map($wrap)
+            }
+        }
+    };
+}
+
+waits!(Limiter, Permit, Limiter::shared, Permit);
+waits!(SharedLimiter, SharedPermit, std::convert::identity, std::convert::identity);
 
 /// The result of a successful wait.
 struct Waited {

@@ -20,6 +20,15 @@ use super::Paths;
 ///
 /// Matching reads each byte of the value once and does a fixed amount of work for it. If the value is longer than
 /// [`Glob::MAX_MATCHED`], it reads only the beginning, see [`Glob::matches`].
+///
+/// ```
+/// use pacegate::policy::Glob;
+///
+/// let files: Glob = "/files/**/*.pdf".parse()?;
+/// assert!(files.matches(b"/files/2026/report.pdf"));
+/// assert!(!files.matches(b"/files/report.txt"));
+/// # Ok::<(), pacegate::policy::GlobError>(())
+/// ```
 #[derive(Clone)]
 pub struct Glob {
     text: String,

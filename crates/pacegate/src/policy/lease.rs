@@ -6,6 +6,10 @@ use crate::Limit;
 ///
 /// Its text form is a number of units, such as `50`, or a part of the capacity, such as `5%`.
 ///
+/// A larger lease saves more calls. In return, units that one process has reserved and not spent are denied to the
+/// others until the window ends: at most the lease times the number of processes, for each key. Limits are never
+/// exceeded.
+///
 /// ```
 /// use pacegate::{Limit, policy::Lease};
 ///

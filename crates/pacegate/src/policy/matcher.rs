@@ -23,6 +23,16 @@ pub struct Match {
 }
 
 /// A condition on the value of an attribute. If the request lacks the attribute, only [`Condition::Absent`] holds.
+///
+/// Values are bytes and compared as they are, with one exception: a policy compares `path` in the form of [`Paths`].
+///
+/// | condition | meets it | does not |
+/// |---|---|---|
+/// | `Condition::equal("GET")` | `GET` | `get`, no value |
+/// | `Condition::Glob("/api/*".parse()?)` | `/api/users` | `/api/users/7` |
+/// | `Condition::Cidr(vec!["10.0.0.0/8".parse()?])` | `10.1.2.3`, `::ffff:10.1.2.3` | `11.0.0.1`, `x` |
+/// | `Condition::Present` | any value, also an empty one | no value |
+/// | `Condition::Absent` | no value | any value |
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Condition {

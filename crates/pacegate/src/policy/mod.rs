@@ -2,6 +2,29 @@
 //!
 //! A [`Policy`] is plain data. [`PolicySet::new`] validates a list of policies and compiles it for lookup. A set is
 //! immutable: a changed list is a new set, so each request is decided by one set.
+//!
+//! # Example
+//!
+//! ```
+//! use pacegate::{Limiter, Request};
+//! use pacegate::policy::{Condition, FailureMode, Match, Policy, PolicySet};
+//!
+//! let login = Policy::new("login-per-ip", ["5/minute sliding-log"])
+//!     .matching("path", Condition::equal("/login"))
+//!     .per(["ip"])
+//!     .failing(FailureMode::Closed);
+//! let api = Policy::new("api-per-user", ["100/minute", "5000/day"])
+//!     .matching("path", Condition::Glob("/api/**".parse()?))
+//!     .per(["user"])
+//!     .overriding(Match::any().and("plan", Condition::equal("partner")), ["1000/minute".parse()?]);
+//! let limiter = Limiter::builder().policies(PolicySet::new([login, api])?).build()?;
+//!
+//! let request = Request::new().with("path", "/api/orders").with("user", "alice");
+//! assert_eq!(limiter.check_request(&request)?.remaining(), 99);
+//! let partner = request.with("plan", "partner");
+//! assert_eq!(limiter.check_request(&partner)?.remaining(), 999, "a separate counter");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod glob;
 mod lease;
@@ -26,7 +49,7 @@ pub use set::{PolicyError, PolicySet};
 pub use tag::Tag;
 pub use words::{ParseFailureModeError, ParseModeError};
 
-pub(crate) use set::{Planned, Target};
+pub(crate) use set::{LimitEntry, PolicyMatch};
 
 /// A named rule: the requests it covers, the attributes it counts by, and its limits.
 ///
@@ -143,6 +166,19 @@ pub enum FailureMode {
 }
 
 /// The treatment of a request that lacks an attribute of the key.
+///
+/// ```
+/// use pacegate::{Limiter, Request};
+/// use pacegate::policy::{Missing, Policy, PolicySet};
+///
+/// let users = Policy::new("users", ["1/minute"]).per(["user"]).missing(Missing::Skip);
+/// let limiter = Limiter::builder().policies(PolicySet::new([users])?).build()?;
+/// let anonymous = Request::new().with("ip", "203.0.113.7");
+/// for _ in 0..2 {
+///     assert!(limiter.check_request(&anonymous)?.is_allowed(), "no policy covers it");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Missing {
@@ -215,6 +251,9 @@ impl Policy {
     }
 
     /// Adds a condition: covers only requests whose `attribute` meets `condition`. Several conditions must all hold.
+    ///
+    /// A condition that a client controls selects the policy: test a value that your program has verified, such as the
+    /// route, and not a header. See [`Condition`] for the kinds.
     #[must_use]
     pub fn matching(mut self, attribute: impl Into<String>, condition: Condition) -> Self {
         self.matching = self.matching.and(attribute, condition);
@@ -232,6 +271,22 @@ impl Policy {
     ///
     /// Without this call, all covered requests share one counter. See [`Policy::missing`](Self::missing()) for requests
     /// that lack an attribute.
+    ///
+    /// The order of the attributes is part of the key, so changing it starts all counters at zero. Each attribute
+    /// multiplies the number of keys: check [`max_keys`](crate::LimiterBuilder::max_keys) before you count by one that
+    /// clients choose.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, Policy, PolicySet, Request};
+    ///
+    /// let policy = Policy::new("per-user-and-ip", ["1/minute"]).per(["user", "ip"]);
+    /// let limiter = Limiter::builder().policies(PolicySet::new([policy])?).build()?;
+    /// let home = Request::new().with("user", "alice").with("ip", "203.0.113.7");
+    /// let work = Request::new().with("user", "alice").with("ip", "198.51.100.2");
+    /// assert!(limiter.check_request(&home)?.is_allowed());
+    /// assert!(limiter.check_request(&work)?.is_allowed(), "another counter");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn per<A: Into<String>>(self, attributes: impl IntoIterator<Item = A>) -> Self {
         Self { per: attributes.into_iter().map(Into::into).collect(), ..self }
@@ -264,6 +319,8 @@ impl Policy {
     /// Sets the maximum cost of one request, at least 1. Default: the capacity of the limits.
     ///
     /// A higher cost is a [`CostError`](crate::CostError), or in shadow mode a reported denial.
+    ///
+    /// Use it if clients choose the cost, so that one request cannot take a whole period.
     #[must_use]
     pub fn max_cost(self, max_cost: u64) -> Self {
         Self { max_cost: Some(max_cost), ..self }
@@ -284,6 +341,9 @@ impl Policy {
     }
 
     /// Sets the failure mode, which applies if the store does not answer. Default: `local` with the full limit.
+    ///
+    /// Used by a [`SharedLimiter`](crate::SharedLimiter) only. With several processes, `local 1/N` keeps the sum of N
+    /// processes near the limit while the store is down.
     #[must_use]
     pub fn failing(self, failure: FailureMode) -> Self {
         Self { failure, ..self }
@@ -292,6 +352,8 @@ impl Policy {
     /// Sets the units that a store may reserve in advance, to save calls. Default: none.
     ///
     /// Supported by fixed and sliding windows; [`PolicySet::new`] rejects a lease on other algorithms.
+    ///
+    /// Worth it for keys with many requests per second over a store on the network. See [`Lease`] for the price.
     #[must_use]
     pub fn leased(self, lease: Lease) -> Self {
         Self { lease: Some(lease), ..self }

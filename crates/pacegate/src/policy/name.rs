@@ -1,6 +1,9 @@
-use std::{collections::HashSet, convert::Infallible, fmt, str::FromStr};
+use std::{collections::HashSet, fmt, str::FromStr};
 
 use parking_lot::Mutex;
+
+pub use crate::limit::PolicyNameError;
+use crate::limit::{INLINE_NAME, check_name};
 
 /// The name of a policy: 1 to 64 of `A-Z a-z 0-9 _ . -`, so that it needs no escaping in a header, a label or a key.
 ///
@@ -18,11 +21,6 @@ use parking_lot::Mutex;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PolicyName(&'static str);
 
-/// Error of parsing a [`PolicyName`]. Its message quotes at most 80 characters of the text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` is not a policy name: write 1 to 64 of A-Z a-z 0-9 _ . -", .0.escape_debug())]
-pub struct PolicyNameError(String);
-
 impl PolicyName {
     /// The name of the policy of a limiter that was built from limits instead of policies, as by
     /// [`Limiter::memory`](crate::Limiter::memory).
@@ -31,7 +29,7 @@ impl PolicyName {
     /// The name under which inline limits are counted, as by [`Limiter::check_with`](crate::Limiter::check_with).
     ///
     /// It is reserved: [`PolicySet::new`](super::PolicySet::new) rejects a policy with this name.
-    pub const AD_HOC: Self = Self("ad-hoc");
+    pub const INLINE: Self = Self(INLINE_NAME);
 
     /// Returns the name as text, which lives as long as the process.
     #[inline]
@@ -44,11 +42,7 @@ impl FromStr for PolicyName {
     type Err = PolicyNameError;
 
     fn from_str(name: &str) -> Result<Self, PolicyNameError> {
-        let fits = (1..=64).contains(&name.len());
-        if !fits || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
-        {
-            return Err(PolicyNameError(name.chars().take(80).collect()));
-        }
+        check_name(name)?;
         Ok(Self(intern(name)))
     }
 }
@@ -70,12 +64,6 @@ impl TryFrom<String> for PolicyName {
 }
 
 /// Lets a function that accepts text also accept a [`PolicyName`], whose conversion cannot fail.
-impl From<Infallible> for PolicyNameError {
-    fn from(never: Infallible) -> Self {
-        match never {}
-    }
-}
-
 /// Returns the only copy of a name in this process, which is never freed.
 fn intern(name: &str) -> &'static str {
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);

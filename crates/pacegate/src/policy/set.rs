@@ -18,17 +18,34 @@ use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, ParseLimitError, Request};
 /// Clones are cheap. Each policy is indexed by one of its conditions: the values of an attribute, or a path prefix. If
 /// a policy has several conditions, the index uses the one that the fewest other policies share. The time to find the
 /// policies of a request therefore depends on the number of candidates, not on the size of the set.
+///
+/// A set never changes. To change policies at runtime, build a new set and pass it to
+/// [`Limiter::with_policies`](crate::Limiter::with_policies).
+///
+/// ```
+/// use pacegate::policy::{Condition, Policy, PolicySet};
+/// use pacegate::Request;
+///
+/// let policies = PolicySet::new([
+///     Policy::new("all", ["1000/second"]),
+///     Policy::new("login", ["5/minute"]).matching("path", Condition::equal("/login")).per(["ip"]),
+/// ])?;
+/// let request = Request::new().with("path", "/Login/").with("ip", "203.0.113.7");
+/// let names: Vec<_> = policies.covering(&request).map(|(policy, _)| policy.name.as_str()).collect();
+/// assert_eq!(names, ["all", "login"], "another spelling of the path is covered too");
+/// # Ok::<(), pacegate::policy::PolicyError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PolicySet {
     inner: Arc<CompiledPolicies>,
-    ad_hoc_failure: FailureMode,
+    inline_failure: FailureMode,
 }
 
 #[derive(Debug)]
 struct CompiledPolicies {
     policies: Vec<Policy>,
     /// The limits of all policies and overrides.
-    limits: Vec<Target>,
+    limits: Vec<LimitEntry>,
     /// For each policy, ranges in `limits`: first the limits of the policy, then the limits of each override.
     ranges: Vec<SmallVec<[Range<usize>; 1]>>,
     domains: HashMap<String, DomainIndex>,
@@ -40,7 +57,7 @@ struct CompiledPolicies {
 
 /// One limit of one policy.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
+pub(crate) struct LimitEntry {
     pub(crate) policy: usize,
     pub(crate) name: PolicyName,
     pub(crate) counter: Counter,
@@ -52,11 +69,11 @@ pub(crate) struct Target {
 
 /// The limits of one policy that apply to a request, and the key they apply to.
 #[derive(Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PolicyMatch {
     /// The index of the policy.
     pub(crate) policy: usize,
-    /// Indexes in [`PolicySet::targets`]. Empty if an override removes the limit.
-    pub(crate) targets: Range<usize>,
+    /// Indexes in [`PolicySet::limit_entries`]. Empty if an override removes the limit.
+    pub(crate) entries: Range<usize>,
     pub(crate) key: KeyBuf,
 }
 
@@ -117,7 +134,9 @@ pub enum PolicyError {
     #[error("policy `{0}` has no limit: write one, such as `100/minute`")]
     NoLimit(PolicyName),
     /// The maximum cost is 0.
-    #[error("policy `{0}` allows no cost at all: write at least 1, or a limit of 0 to deny all")]
+    #[error(
+        "policy `{0}` has a maximum cost of 0: write at least 1, or use a limit of 0 to deny all requests"
+    )]
     NoCost(PolicyName),
     /// Two limits of a policy would share a counter.
     #[error(
@@ -144,7 +163,7 @@ pub enum PolicyError {
     },
     /// The algorithm does not support leases, because it must count each unit at the time of its use.
     #[error(
-        "policy `{policy}` has a lease, but nothing can be drawn ahead from `{limit}`: \
+        "policy `{policy}` has a lease, but `{limit}` does not support leases: \
          leave the lease out, or use fixed-window or sliding-window"
     )]
     LeaseAlgorithm {
@@ -177,7 +196,11 @@ impl PolicySet {
     /// Validates and compiles policies. Conditions on `path` are converted to its normal form, see [`Paths`].
     ///
     /// Names must be unique, and each policy needs at least one and at most 16 limits. Two limits of a policy must
-    /// differ in algorithm or period. The first violation is returned as an error.
+    /// differ in algorithm or period. An empty list is valid: no request is limited.
+    ///
+    /// # Errors
+    ///
+    /// The first violation, as a [`PolicyError`] that names the policy.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
         let policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
         let mut names = HashSet::new();
@@ -188,7 +211,7 @@ impl PolicySet {
             if !names.insert(policy.name) {
                 return Err(PolicyError::DuplicateName(policy.name));
             }
-            if policy.name == PolicyName::AD_HOC {
+            if policy.name == PolicyName::INLINE {
                 return Err(PolicyError::ReservedName(policy.name));
             }
             if policy.limits.is_empty() {
@@ -208,14 +231,14 @@ impl PolicySet {
             }
         }
         let inner = Arc::new(CompiledPolicies::compile(policies));
-        Ok(Self { inner, ad_hoc_failure: FailureMode::default() })
+        Ok(Self { inner, inline_failure: FailureMode::default() })
     }
 
     /// Sets the failure mode of [charges](crate::Charge) whose policy is not in this set, such as inline limits.
     /// Default: `local` with the full limit.
     #[must_use]
-    pub fn failing_ad_hoc(self, failure: FailureMode) -> Self {
-        Self { ad_hoc_failure: failure, ..self }
+    pub fn inline_failure(self, failure: FailureMode) -> Self {
+        Self { inline_failure: failure, ..self }
     }
 
     /// Returns the same policies, all in this mode. For example, a program can start with all policies in shadow mode.
@@ -223,7 +246,7 @@ impl PolicySet {
     pub fn in_mode(&self, mode: Mode) -> Self {
         let policies = self.policies().iter().map(|policy| Policy { mode, ..policy.clone() });
         let inner = Arc::new(CompiledPolicies::compile(policies.collect()));
-        Self { inner, ad_hoc_failure: self.ad_hoc_failure }
+        Self { inner, inline_failure: self.inline_failure }
     }
 
     /// Creates a set of one policy with these limits for each key, named [`PolicyName::DEFAULT`].
@@ -278,49 +301,49 @@ impl PolicySet {
 
     /// Returns the policy of this name, or `None` if the set has none.
     pub fn get(&self, name: PolicyName) -> Option<&Policy> {
-        Some(&self.inner.policies[self.place(name)?])
+        Some(&self.inner.policies[self.index_of(name)?])
     }
 
     /// Returns the index in [`PolicySet::policies`] of the policy of this name.
     #[inline]
-    pub(crate) fn place(&self, name: PolicyName) -> Option<usize> {
-        if name == PolicyName::AD_HOC {
+    pub(crate) fn index_of(&self, name: PolicyName) -> Option<usize> {
+        if name == PolicyName::INLINE {
             return None;
         }
         self.inner.names.get(&name).copied()
     }
 
     /// Returns the failure mode of a policy. If the set has no such policy, returns that of
-    /// [`PolicySet::failing_ad_hoc`].
+    /// [`PolicySet::inline_failure`].
     pub(crate) fn failure_of(&self, name: PolicyName) -> FailureMode {
-        self.get(name).map_or(self.ad_hoc_failure, |policy| policy.failure)
+        self.get(name).map_or(self.inline_failure, |policy| policy.failure)
     }
 
-    /// Returns the index in [`PolicySet::targets`] of the limit that has the same counter as a charge. `place` is the
-    /// index of the policy.
+    /// Returns the index in [`PolicySet::limit_entries`] of the limit that has the same counter as a charge. `place` is
+    /// the index of the policy.
     #[inline]
-    pub(crate) fn target_of(&self, place: usize, charge: &Charge<'_>) -> Option<usize> {
+    pub(crate) fn entry_of(&self, place: usize, charge: &Charge<'_>) -> Option<usize> {
         if charge.counter == Counter::Limit {
             return None;
         }
         let ranges = &self.inner.ranges[place];
         let own = |range: &&Range<usize>| self.counter(range) == Some(charge.counter);
-        let alike = |&target: &usize| self.inner.limits[target].limit.counts_like(&charge.limit);
+        let alike = |&entry: &usize| self.inner.limits[entry].limit.counts_like(&charge.limit);
         ranges.iter().filter(own).cloned().flatten().find(alike)
     }
 
     /// Returns the counter of the limits in a range: those of the policy, or of one override.
     #[inline]
     fn counter(&self, range: &Range<usize>) -> Option<Counter> {
-        self.inner.limits[range.clone()].first().map(|target| target.counter)
+        self.inner.limits[range.clone()].first().map(|entry| entry.counter)
     }
 
-    pub(crate) fn targets(&self) -> &[Target] {
+    pub(crate) fn limit_entries(&self) -> &[LimitEntry] {
         &self.inner.limits
     }
 
     /// Returns the first of the policy's own limits.
-    pub(crate) fn first_target(&self, place: usize) -> &Target {
+    pub(crate) fn first_entry(&self, place: usize) -> &LimitEntry {
         &self.inner.limits[self.inner.ranges[place][0].start]
     }
 
@@ -339,8 +362,8 @@ impl PolicySet {
 
     /// Returns true if the policy counts by [`Request::KEY`] alone. The key of the request is then used unchanged: it
     /// may have several parts.
-    pub(crate) fn is_by_key(&self, planned: &Planned) -> bool {
-        self.inner.policies[planned.policy].per == [Request::KEY]
+    pub(crate) fn is_by_key(&self, matched: &PolicyMatch) -> bool {
+        self.inner.policies[matched.policy].per == [Request::KEY]
     }
 
     /// Returns the limits of a policy for a key. If `overrides` is true, adds those of each override that may have
@@ -350,26 +373,26 @@ impl PolicySet {
         policy: PolicyName,
         key: KeyRef<'_>,
         overrides: bool,
-    ) -> SmallVec<[Planned; 4]> {
-        let Some(place) = self.place(policy) else { return SmallVec::new() };
+    ) -> SmallVec<[PolicyMatch; 4]> {
+        let Some(place) = self.index_of(policy) else { return SmallVec::new() };
         let Some((own, replaced)) = self.inner.ranges[place].split_first() else {
             return SmallVec::new();
         };
         let policy = &self.inner.policies[place];
-        let planned = |targets| Planned { policy: place, targets, key: key.to_buf() };
-        let mut plan: SmallVec<[Planned; 4]> = SmallVec::from_iter([planned(own.clone())]);
+        let matched = |entries| PolicyMatch { policy: place, entries, key: key.to_buf() };
+        let mut plan: SmallVec<[PolicyMatch; 4]> = SmallVec::from_iter([matched(own.clone())]);
         let mut counters = HashSet::new();
-        for (replaced, targets) in policy.overrides.iter().zip(replaced).filter(|_| overrides) {
-            let is_new = self.counter(targets).is_some_and(|counter| counters.insert(counter));
+        for (replaced, entries) in policy.overrides.iter().zip(replaced).filter(|_| overrides) {
+            let is_new = self.counter(entries).is_some_and(|counter| counters.insert(counter));
             if is_new && policy.may_meet(key, &replaced.matching) {
-                plan.push(planned(targets.clone()));
+                plan.push(matched(entries.clone()));
             }
         }
         plan
     }
 
     /// Returns the limits that apply to a request, each with its key.
-    pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[Planned; 4]> {
+    pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[PolicyMatch; 4]> {
         let view = self.inner.view(request);
         self.inner
             .find(&view)
@@ -378,8 +401,8 @@ impl PolicySet {
                 let policy = &self.inner.policies[place];
                 let key = view.key(policy);
                 let which = view.override_of(policy).map_or(0, |place| place + 1);
-                let targets = self.inner.ranges[place][which].clone();
-                Planned { policy: place, targets, key }
+                let entries = self.inner.ranges[place][which].clone();
+                PolicyMatch { policy: place, entries, key }
             })
             .collect()
     }
@@ -433,7 +456,7 @@ impl CompiledPolicies {
             let replaced = replaced.map(|other| (other.counter(), &other.limits));
             let mut range = |(counter, list): (Counter, &Vec<Limit>)| {
                 let start = limits.len();
-                limits.extend(list.iter().map(|&limit| Target {
+                limits.extend(list.iter().map(|&limit| LimitEntry {
                     policy: place,
                     name: policy.name,
                     counter,

@@ -36,7 +36,7 @@ impl PolicySet {
         for (place, first) in policies.iter().enumerate() {
             let later = policies[place + 1..].iter().filter(|second| {
                 first.domain == second.domain
-                    && first.place() != second.place()
+                    && first.placement() != second.placement()
                     && !first.excludes(second)
             });
             split.extend(later.map(|second| (first.name, second.name)));
@@ -61,7 +61,7 @@ impl Policy {
         self.matching.excludes_without(&other.matching, differing)
     }
 
-    fn place(&self) -> Placement<'_> {
+    fn placement(&self) -> Placement<'_> {
         match (&self.tag, &*self.per) {
             (Tag::Key, [attribute]) | (Tag::Attribute(attribute), _) => {
                 Placement::Attribute(attribute)

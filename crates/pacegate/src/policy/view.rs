@@ -80,8 +80,8 @@ impl<'r, 'a> View<'r, 'a> {
             && !(policy.missing == Missing::Skip && policy.per.iter().any(lacks))
     }
 
-    /// Returns the index of the override that applies: the first that matches. An override may lift the limit, so it
-    /// does not apply to a value that is too long to be matched with certainty.
+    /// Returns the index of the override that applies: the first that matches. A value that is too long to be matched
+    /// with certainty meets no override, because an override may lift the limit.
     pub(super) fn override_of(&self, policy: &Policy) -> Option<usize> {
         let value = |attribute: &str| self.value(attribute, policy.paths);
         policy.overrides.iter().position(|other| other.matching.surely_covers(value))

@@ -22,13 +22,29 @@ use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName};
 ///
 /// Counts start at 0 when the limiter is created, and only grow. Peeks and requests with an invalid cost are not
 /// counted. The lists of keys are estimates of recent traffic with at most 32 keys each.
+///
+/// Export `policies` as counters of your metrics system, labelled by policy. Do not export keys as labels: a client can
+/// create any number of them, and they may be personal data.
+///
+/// ```
+/// use pacegate::{Limit, Limiter};
+///
+/// let limiter = Limiter::memory(Limit::per_minute(2));
+/// for _ in 0..3 {
+///     let _ = limiter.check("alice");
+/// }
+/// for policy in limiter.stats().policies {
+///     println!("decisions_total{{policy=\"{}\",result=\"allowed\"}} {}", policy.policy, policy.allowed);
+///     println!("decisions_total{{policy=\"{}\",result=\"denied\"}} {}", policy.policy, policy.denied);
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
     /// One for each policy of the limiter, in the order of [`PolicySet::policies`](crate::PolicySet::policies).
     pub policies: Vec<PolicyStats>,
     /// Decisions by limits without a policy, such as those of [`Limiter::check_with`](crate::Limiter::check_with).
-    pub ad_hoc: PolicyStats,
+    pub inline: PolicyStats,
     /// The keys with the most recent requests, estimated, in descending order.
     pub busiest: Vec<TopKey>,
     /// The keys with the most recent denials, estimated, in descending order.
@@ -65,6 +81,9 @@ pub struct PolicyStats {
 }
 
 /// One of the most frequent keys, with its estimated number of recent requests.
+///
+/// Under heavy traffic only a sample of the requests is counted, so the number is an estimate in both directions. A key
+/// with few requests may be missing from the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopKey {
@@ -93,7 +112,7 @@ pub(crate) enum Event {
 
 #[derive(Debug)]
 pub(crate) struct Meter {
-    /// In the order of their set; the last one is [`PolicyName::AD_HOC`].
+    /// In the order of their set; the last one is [`PolicyName::INLINE`].
     policies: Vec<PolicyName>,
     /// Counts from before the policies last changed.
     before: Vec<[u64; KINDS]>,
@@ -139,7 +158,7 @@ const TENTH: u64 = 100_000;
 impl Meter {
     /// Creates a meter for these policies and for limits without a policy.
     pub(crate) fn new(mut policies: Vec<PolicyName>) -> Self {
-        policies.push(PolicyName::AD_HOC);
+        policies.push(PolicyName::INLINE);
         let before = vec![[0; KINDS]; policies.len()];
         Self {
             policies,
@@ -214,7 +233,7 @@ impl Meter {
 
     /// Returns the index for charges without a policy.
     #[inline]
-    pub(crate) fn ad_hoc(&self) -> usize {
+    pub(crate) fn inline_index(&self) -> usize {
         self.policies.len() - 1
     }
 
@@ -246,8 +265,8 @@ impl Meter {
         }
         drop(sketch);
         Stats {
-            policies: (0..self.ad_hoc()).map(stats).collect(),
-            ad_hoc: stats(self.ad_hoc()),
+            policies: (0..self.inline_index()).map(stats).collect(),
+            inline: stats(self.inline_index()),
             busiest,
             most_denied,
             store_failures: self.store_failures.load(Ordering::Relaxed),

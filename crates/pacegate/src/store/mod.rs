@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    Algorithm, KeyBuf, KeyRef, Limit,
+    Algorithm, Key, KeyBuf, KeyRef, Limit,
     policy::{FailureMode, PolicyName},
 };
 
@@ -36,6 +36,43 @@ pub use reply::{Outcomes, PendingReply, Reply};
 ///
 /// Calls start at once and return a [`Reply`]. A reply may borrow the store, but not the charges: encode the command,
 /// send it, and return a future for the answer. A reply that is dropped before it is polled may have charged.
+///
+/// Every call needs a deadline of the store's own: limiters wait for as long as the reply takes. Return
+/// [`StoreError::TimedOut`] then, and the failure mode of each policy decides.
+///
+/// A store that only adds to another one delegates. This one counts the calls that reach the store:
+///
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use pacegate::{Charge, MemoryStore, Outcomes, Reply, SharedLimiter, Store, Update};
+///
+/// #[derive(Debug, Default)]
+/// struct Counted {
+///     store: MemoryStore,
+///     calls: AtomicU64,
+/// }
+///
+/// impl Store for Counted {
+///     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+///         self.calls.fetch_add(1, Ordering::Relaxed);
+///         self.store.charge(charges, id)
+///     }
+///
+///     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+///         self.store.update(charge, update)
+///     }
+/// }
+///
+/// # pollster::block_on(async {
+/// let store = std::sync::Arc::new(Counted::default());
+/// let limiter = SharedLimiter::builder(store.clone()).limit("10/minute").build()?;
+/// limiter.check("alice").await?;
+/// assert_eq!(store.calls.load(Ordering::Relaxed), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # }).unwrap();
+/// ```
+///
+/// The guide `docs/guide/store.md` of the repository builds a store that keeps its counters in a file.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Charges one request, and returns one outcome for each charge, in their order.
     ///
@@ -51,6 +88,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Changes one counter without a decision. The answer is `false` if a permit to renew has expired, otherwise
     /// `true`.
+    ///
+    /// A release must be idempotent: limiters may repeat it, and may release permits that were never taken.
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool>;
 
     /// Returns an error if the store can never count these limits of one policy. `leased`: the policy has a lease.
@@ -106,6 +145,18 @@ pub enum Update {
 ///
 /// Limiters create charges from policies. Create them with [`Charge::new`] for inline limits, and pass them to the
 /// calls of [`Charges`](crate::Charges).
+///
+/// ```
+/// use pacegate::{Charge, Limit, Limiter, policy::FailureMode};
+///
+/// let limiter = Limiter::memory(Limit::per_second(1));
+/// let charge = Charge::new("uploads".parse()?, "alice", Limit::per_hour(100))
+///     .cost(30)
+///     .failing(FailureMode::Open);
+/// assert_eq!(limiter.charges().check(&[charge])?.remaining(), 70);
+/// assert!(limiter.charges().check(&[charge.cost(0)])?.is_allowed(), "a peek");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Charge<'a> {
@@ -140,17 +191,8 @@ impl<'a> Charge<'a> {
     /// Each amount and burst has [a separate counter](Counter::Limit). To charge the limits of a policy, use the
     /// charges of a [`Plan`](crate::Plan).
     ///
-    /// The key is text, bytes or a [`KeyRef`]. For a tuple or another [`Key`](crate::Key), take a [`KeyBuf`] first:
-    ///
-    /// ```
-    /// use pacegate::{Charge, KeyBuf, Limit, Limiter};
-    ///
-    /// let key = KeyBuf::from_key(("eu", 42));
-    /// let charge = Charge::new("api".parse()?, &key, Limit::per_minute(1));
-    /// let limiter = Limiter::memory(Limit::per_minute(1));
-    /// assert!(limiter.charges().check(&[charge])?.is_allowed());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The key is text, bytes or a [`KeyRef`], which the charge borrows. For a tuple, a number or another
+    /// [`Key`](crate::Key), use [`ChargeBuf::new`].
     pub fn new(policy: PolicyName, key: impl Into<KeyRef<'a>>, limit: Limit) -> Self {
         let key = key.into();
         Self {
@@ -213,6 +255,22 @@ impl<'a> Charge<'a> {
 }
 
 /// A [`Charge`] that owns its key, for a permit that outlives the request that took it.
+///
+/// ```
+/// use pacegate::{Charge, ChargeBuf, Limiter};
+///
+/// let limiter = Limiter::memory("1/second".parse()?);
+/// let permits = "1/30s concurrency".parse()?;
+/// let id = limiter.charges().new_permit_id();
+/// let held = {
+///     let user = String::from("alice");
+///     let charge = Charge::new("jobs".parse()?, user.as_str(), permits).holding(id);
+///     assert!(limiter.charges().check(&[charge])?.is_allowed());
+///     ChargeBuf::from(&charge)
+/// };
+/// limiter.charges().release(&[held.as_charge()]); // later, when the key is gone
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ChargeBuf {
     /// With an empty key and tag.
@@ -222,6 +280,21 @@ pub struct ChargeBuf {
 }
 
 impl ChargeBuf {
+    /// Creates a charge of one unit to any [`Key`], such as a tuple or a number. See [`Charge::new`].
+    ///
+    /// ```
+    /// use pacegate::{ChargeBuf, Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(1));
+    /// let charge = ChargeBuf::new("api".parse()?, ("eu", 42), Limit::per_minute(5));
+    /// let decision = limiter.charges().check(&[charge.as_charge().cost(2)])?;
+    /// assert_eq!(decision.remaining(), 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(policy: PolicyName, key: impl Key, limit: Limit) -> Self {
+        key.with(|key| Self::from(&Charge::new(policy, key, limit)))
+    }
+
     /// Returns the charge, which borrows the key and the tag.
     pub fn as_charge(&self) -> Charge<'_> {
         Charge { key: self.key.as_ref(), tag: self.tag.as_ref(), ..self.charge }
@@ -253,6 +326,9 @@ impl From<&Charge<'_>> for ChargeBuf {
 /// The reason why a store did not answer. A denial is never an error.
 ///
 /// Except for `Unsupported`, the store has failed, and the failure mode of each policy decides.
+///
+/// A store chooses the variant by the question whether the charge may have been taken. That decides if a limiter
+/// releases permits after the failure, and if a caller may retry without counting twice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {

@@ -14,6 +14,17 @@ use crate::algorithm::Outcome;
 /// The answer of a store, or a future for it. Await it, or match to avoid a future for an answer that is ready.
 ///
 /// The call has started, whether or not the reply is awaited.
+///
+/// ```
+/// use pacegate::{Reply, StoreError};
+///
+/// let known: Reply<'_, u64> = Reply::Ready(Ok(7));
+/// let later: Reply<'_, u64> = Reply::pending(async { Err(StoreError::TimedOut) });
+/// # pollster::block_on(async {
+/// assert_eq!(known.await, Ok(7));
+/// assert_eq!(later.await, Err(StoreError::TimedOut));
+/// # });
+/// ```
 pub enum Reply<'a, T> {
     /// The answer.
     Ready(Result<T, StoreError>),

@@ -40,7 +40,7 @@ fn check_batch_returns_a_decision_for_each_charge() {
 }
 
 #[test]
-fn charges_are_counted_under_their_policy_or_ad_hoc() {
+fn charges_are_counted_under_their_policy_or_inline() {
     let (limiter, _) = limiter([policy("known", "2/hour").per(["user"])]);
     let known = charge("known", b"alice", "2/hour").counter(Counter::Policy);
     for _ in 0..3 {
@@ -51,8 +51,8 @@ fn charges_are_counted_under_their_policy_or_ad_hoc() {
     limiter.charges().check_each(&[own, known, own, own, own.cost(0)], &mut decisions);
     let stats = limiter.stats();
     assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (2, 2));
-    assert_eq!((stats.ad_hoc.allowed, stats.ad_hoc.denied), (2, 1), "a peek is not counted");
-    assert_eq!(stats.ad_hoc.policy.as_str(), "ad-hoc");
+    assert_eq!((stats.inline.allowed, stats.inline.denied), (2, 1), "a peek is not counted");
+    assert_eq!(stats.inline.policy.as_str(), "ad-hoc");
     let request = Request::new().with("user", "alice");
     assert!(
         !limiter.check_request(&request).unwrap().is_allowed(),
@@ -117,9 +117,9 @@ fn a_policy_that_never_matches_is_charged_by_name_only() {
 }
 
 #[test]
-fn the_ad_hoc_name_is_reserved() {
+fn the_inline_name_is_reserved() {
     let error = PolicySet::new([policy("ad-hoc", "1/hour")]).unwrap_err();
-    assert_eq!(error, PolicyError::ReservedName(PolicyName::AD_HOC));
+    assert_eq!(error, PolicyError::ReservedName(PolicyName::INLINE));
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn the_denying_charge_determines_the_count() {
         let (limiter, _) = limiter([policy("unused", "1/hour")]);
         assert!(limiter.charges().check(&[enforced]).unwrap().is_allowed());
         assert!(!limiter.charges().check(&order).unwrap().is_allowed());
-        let PolicyStats { allowed, denied, shadow_denied, .. } = limiter.stats().ad_hoc;
+        let PolicyStats { allowed, denied, shadow_denied, .. } = limiter.stats().inline;
         assert_eq!((allowed, denied, shadow_denied), counted, "{order:?}");
     }
 }

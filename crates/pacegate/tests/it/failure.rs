@@ -182,7 +182,7 @@ fn a_request_without_a_policy_makes_no_store_call() {
 }
 
 #[test]
-fn charges_have_the_failure_mode_of_their_policy_or_the_ad_hoc_one() {
+fn charges_have_the_failure_mode_of_their_policy_or_the_inline_one() {
     let (limiter, _, _) = degraded([policy("known", "2/hour").failing(Closed)]);
     let charge =
         |policy: &str| Charge::new(policy.parse().unwrap(), KeyRef::new(b"key"), limit("2/hour"));
@@ -197,10 +197,10 @@ fn charges_have_the_failure_mode_of_their_policy_or_the_ad_hoc_one() {
     assert_eq!(ask(&limiter, &both[..1]), [true]);
     assert_eq!(ask(&limiter, &both[..1]), [false]);
     let stats = limiter.stats();
-    assert_eq!((stats.ad_hoc.allowed, stats.ad_hoc.denied, stats.ad_hoc.degraded), (2, 1, 3));
+    assert_eq!((stats.inline.allowed, stats.inline.denied, stats.inline.degraded), (2, 1, 3));
     assert_eq!((stats.policies[0].denied, stats.policies[0].degraded), (1, 1));
 
-    let policies = limiter.policies().clone().failing_ad_hoc(Open);
+    let policies = limiter.policies().clone().inline_failure(Open);
     assert_eq!(ask(&limiter.with_policies(policies), &both[..1]), [true]);
     assert_eq!(pollster::block_on(limiter.refund("key", 1)), Err(StoreError::TimedOut));
     assert_eq!(limiter.stats().store_failures, 5);

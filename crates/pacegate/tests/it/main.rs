@@ -3,6 +3,7 @@
 
 mod agreement;
 mod algorithms;
+mod allocations;
 mod bounds;
 mod charges;
 mod clock_steps;

@@ -136,7 +136,7 @@ fn invalid_leases_are_rejected() {
         assert_eq!(
             refused(text, Lease::Units(1)),
             format!(
-                "policy `a` has a lease, but nothing can be drawn ahead from `{text}`: \
+                "policy `a` has a lease, but `{text}` does not support leases: \
                  leave the lease out, or use fixed-window or sliding-window"
             )
         );

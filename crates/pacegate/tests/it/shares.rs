@@ -32,7 +32,7 @@ fn ask(limiter: &Limiter, domain: &str, user: &str) -> Decision {
 
 /// Charges one unit under a limit that comes with the request.
 fn ask_inline(limiter: &Limiter, key: &str, limit: Limit) -> Decision {
-    limiter.charges().check(&[Charge::new(PolicyName::AD_HOC, key, limit)]).unwrap()
+    limiter.charges().check(&[Charge::new(PolicyName::INLINE, key, limit)]).unwrap()
 }
 
 /// Sends requests of `users` new users of a domain.
@@ -157,7 +157,7 @@ fn clearing_a_policy_forgets_its_keys_and_no_others() {
         assert_eq!(limiter.clear_policy("shop".parse().unwrap()), 1, "{text}");
         assert!(!denied("shop") && denied("bank"), "{text}");
         assert!(!ask_inline(&limiter, "alice", hour).is_allowed(), "{text}");
-        assert_eq!(limiter.clear_policy(PolicyName::AD_HOC), 1, "{text}");
+        assert_eq!(limiter.clear_policy(PolicyName::INLINE), 1, "{text}");
         assert!(denied("shop") && denied("bank"), "{text}");
         assert!(ask_inline(&limiter, "alice", hour).is_allowed(), "{text}");
         assert_eq!(limiter.clear_domain("bank"), 1, "{text}");

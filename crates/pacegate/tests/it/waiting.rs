@@ -13,7 +13,7 @@ use std::{
 };
 
 use pacegate::{
-    Clock, Decision, Limiter, ManualClock, Permit, Policy, PolicySet, Timestamp, WaitError,
+    Clock, Decision, Limiter, ManualClock, Permit, Policy, PolicySet, Timestamp, Wait, WaitError,
 };
 
 use crate::limiter;
@@ -129,6 +129,72 @@ fn a_cancelled_wait_charges_nothing_and_blocks_no_other() {
     assert_eq!(clock.sleepers(), 0);
     clock.advance(SECOND);
     assert_eq!(limiter.peek("key").remaining(), 1, "the cancelled wait took nothing");
+}
+
+#[test]
+fn a_wait_without_a_deadline_lasts_as_long_as_it_takes() {
+    let day = Duration::from_secs(86_400);
+    let (limiter, clock) = limiter("1/day burst 1");
+    let _ = limiter.check("key");
+    let forever = || Waiting::of(limiter.until_ready("key", Wait::forever()));
+    let (mut first, mut second) = (forever(), forever());
+    assert!(first.poll().is_none() && second.poll().is_none());
+    clock.advance(day - Duration::from_micros(1));
+    assert!(first.poll_if_woken().is_none());
+    clock.advance(Duration::from_micros(1));
+    assert!(first.poll_if_woken().is_some_and(|result| result.is_ok()));
+    assert!(second.poll_if_woken().is_none());
+    clock.advance(day);
+    assert!(second.poll_if_woken().is_some_and(|result| result.is_ok()));
+    let never =
+        pollster::block_on(limiter.until_ready_with("key", crate::limit("0/day"), Wait::forever()));
+    assert_eq!(never, Err(WaitError::TooLong { needed: None }), "it would wait for ever");
+}
+
+#[test]
+fn jitter_delays_callers_that_had_to_wait() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let wait = Wait::up_to(60 * SECOND).jitter(10 * SECOND);
+    let keys: Vec<u32> = (0..30).collect();
+    for &key in &keys {
+        let mut free = Waiting::of(limiter.until_ready(key, wait));
+        assert!(free.poll().is_some_and(|result| result.is_ok()), "nothing to wait for");
+    }
+    let mut waiters: Vec<_> =
+        keys.iter().map(|&key| Some(Waiting::of(limiter.until_ready(key, wait)))).collect();
+    assert!(waiters.iter_mut().flatten().all(|waiter| waiter.poll().is_none()));
+    clock.advance(SECOND);
+    let mut served_in_step = [0; 11];
+    for served in &mut served_in_step {
+        for waiter in &mut waiters {
+            if let Some(result) = waiter.as_mut().and_then(Waiting::poll_if_woken) {
+                assert!(result.unwrap().is_allowed());
+                *served += 1;
+                *waiter = None;
+            }
+        }
+        if waiters.iter().any(Option::is_some) {
+            clock.advance(SECOND);
+        }
+    }
+    assert_eq!(served_in_step.iter().sum::<usize>(), keys.len(), "none is delayed for longer");
+    let steps = served_in_step.iter().filter(|served| **served > 0).count();
+    assert!(steps > 2, "the delays differ: {served_in_step:?}");
+}
+
+#[test]
+fn units_are_charged_before_the_jitter_which_ends_at_the_deadline() {
+    let (limiter, clock) = limiter("1/second burst 1");
+    let _ = limiter.check("key");
+    let wait = Wait::up_to(5 * SECOND).jitter(3_600 * SECOND);
+    let mut waiter = Waiting::of(limiter.until_ready("key", wait));
+    assert!(waiter.poll().is_none());
+    clock.advance(SECOND);
+    let early = waiter.poll_if_woken();
+    assert_eq!(limiter.peek("key").remaining(), 0, "the unit is charged");
+    clock.advance(4 * SECOND);
+    let result = early.or_else(|| waiter.poll_if_woken());
+    assert!(result.is_some_and(|result| result.is_ok()), "the deadline ends the delay");
 }
 
 #[test]

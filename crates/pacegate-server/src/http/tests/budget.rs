@@ -151,5 +151,5 @@ async fn an_inline_limit_that_keeps_state_for_too_long_is_rejected() {
         assert_eq!((reply.status, reply.problem()), (400, "limit".to_owned()), "{limit}");
         assert!(reply.body.contains("takes longer than 31 days to reset"), "{}", reply.body);
     }
-    assert_eq!(server.active.revision().engine.stats().ad_hoc.allowed, 0);
+    assert_eq!(server.active.revision().engine.stats().inline.allowed, 0);
 }

@@ -59,7 +59,7 @@ async fn bodies_that_cannot_be_used_are_problems() {
         let detail = reply.json()["detail"].as_str().unwrap().to_owned();
         assert!(detail.contains(part), "{body}: {detail}");
     }
-    assert_eq!(server.active.revision().engine.stats().ad_hoc.allowed, 0);
+    assert_eq!(server.active.revision().engine.stats().inline.allowed, 0);
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ mod report;
 use std::{sync::Arc, time::Duration};
 
 use pacegate::{Clock, Limiter, ManualClock, Policy, PolicySet, SharedLimiter, policy::Condition};
+use pacegate_http::{HeaderStyle, ResetStyle};
 use pacegate_redis::RedisStore;
 use pacegate_testkit::servers;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -23,9 +24,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use super::{CODES, HttpService};
 use crate::{
     active_config::{ActiveConfig, State},
-    config::{Credential, HeaderStyle, ResetStyle, Scope, Settings, StoreSettings},
+    config::{Credential, Scope, Settings, StoreSettings},
     engine::Engine,
     metrics::{ListenerMetrics, Metrics},
+    reload::ReloadError,
     service::{Drain, DrainSwitch, Protocol},
 };
 
@@ -109,7 +111,7 @@ impl Server {
             let settings = (*replaced.revision().settings).clone();
             match settings.shadow {
                 false => Ok(replaced.replace(settings)),
-                true => Err("line 3, column 1: unknown field `limits`".to_owned()),
+                true => Err(ReloadError::NoPolicies),
             }
         });
         let service = HttpService::new(active.clone(), metrics, listener, reload);

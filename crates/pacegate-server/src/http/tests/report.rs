@@ -132,7 +132,7 @@ async fn a_refused_reload_says_why() {
     let server = Server::with(settings);
     let reply = server.send("POST /v1/reload", "", "").await;
     assert_eq!((reply.status, reply.problem()), (422, "reload".to_owned()));
-    assert!(reply.body.contains("line 3, column 1: unknown field `limits`"));
+    assert!(reply.body.contains("the new configuration has no policies"));
     assert_eq!(server.active.revision().number, 1);
 }
 

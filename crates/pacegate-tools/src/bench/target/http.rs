@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    Dialect, Garbled, Greeting, Prepared, Protocol, Reply, TargetError, Template, Url, Wanted,
+    Dialect, Garbled, Greeting, Prepared, Reply, TargetError, Template, Url, Wanted, Wire,
     sample_key, seconds, shown,
 };
 
@@ -59,7 +59,7 @@ pub(super) fn prepare<'a>(
         let quoted = json!(key).to_string();
         Template::new(text.as_bytes(), quoted.trim_matches('"').as_bytes())
     };
-    Ok((Protocol::Http(HttpReader { says }), Greeting::default(), Box::new(write)))
+    Ok((Wire::Http(HttpReader { says }), Greeting::default(), Box::new(write)))
 }
 
 fn head(wanted: &Wanted<'_>, dialect: Dialect, url: &Url<'_>) -> String {

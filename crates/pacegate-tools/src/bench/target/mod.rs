@@ -25,7 +25,8 @@ pub struct Target {
     greeting: Greeting,
     /// One template per cost.
     templates: Vec<Template>,
-    protocol: Protocol,
+    /// State of a new connection.
+    wire: Wire,
 }
 
 /// The target as given on the command line.
@@ -107,18 +108,11 @@ pub(super) struct Template {
 }
 
 /// Protocol state of one connection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Wire {
     Resp(resp::RespReader),
     Http(http::HttpReader),
     Rls(Box<rls::Session>),
-}
-
-#[derive(Clone, Debug)]
-enum Protocol {
-    Resp(resp::RespReader),
-    Http(http::HttpReader),
-    Rls,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -128,7 +122,7 @@ struct Greeting {
 }
 
 /// The reply parser, the bytes to send on a new connection, and an encoder that takes the cost.
-type Prepared<'a> = (Protocol, Greeting, Box<dyn Fn(u32) -> Template + 'a>);
+type Prepared<'a> = (Wire, Greeting, Box<dyn Fn(u32) -> Template + 'a>);
 
 /// Outcome of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,24 +205,20 @@ impl Target {
             return Err(TargetError::Bucket(dialect.name(), wanted.limit.algorithm()));
         }
         let address = url.address()?;
-        let (protocol, greeting, write) = match url.scheme {
+        let (wire, greeting, write) = match url.scheme {
             "http" => http::prepare(wanted, dialect, &url)?,
             "grpc" => rls::prepare(wanted, &url),
             _ => resp::prepare(wanted, dialect, &url, address)?,
         };
         let templates = wanted.costs.iter().map(|&cost| write(cost)).collect();
-        Ok(Self { address, greeting, templates, protocol })
+        Ok(Self { address, greeting, templates, wire })
     }
 
     /// Opens a connection and completes the protocol handshake.
     pub fn connect(&self) -> io::Result<(TcpStream, Wire)> {
         let stream = TcpStream::connect_timeout(&self.address, CONNECT)?;
         stream.set_nodelay(true)?;
-        let mut wire = match &self.protocol {
-            Protocol::Resp(reader) => Wire::Resp(reader.clone()),
-            Protocol::Http(reader) => Wire::Http(reader.clone()),
-            Protocol::Rls => Wire::Rls(Box::default()),
-        };
+        let mut wire = self.wire.clone();
         wire.greet(&stream, &self.greeting)?;
         stream.set_nonblocking(true)?;
         Ok((stream, wire))

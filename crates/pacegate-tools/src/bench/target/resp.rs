@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    CONNECT, Dialect, Garbled, Greeting, Prepared, Protocol, Reply, TargetError, Template, Url,
-    Wanted, in_vain, is_short, sample_key, seconds, shown,
+    CONNECT, Dialect, Garbled, Greeting, Prepared, Reply, TargetError, Template, Url, Wanted, Wire,
+    in_vain, is_short, sample_key, seconds, shown,
 };
 
 /// A script and its arguments.
@@ -94,7 +94,7 @@ pub(super) fn prepare<'a>(
         _ => check_words(wanted, key.clone()),
     };
     let write = Box::new(move |cost| Template::new(&command(&words(cost)), key.as_bytes()));
-    Ok((Protocol::Resp(RespReader { reading, amount: limit.amount() }), greeting, write))
+    Ok((Wire::Resp(RespReader { reading, amount: limit.amount() }), greeting, write))
 }
 
 /// Builds PACEGATE.CHECK commands, for policies or for an inline limit.
@@ -275,16 +275,8 @@ fn line(input: &[u8]) -> Result<Option<(&[u8], usize)>, Garbled> {
 }
 
 fn int(digits: &[u8]) -> Result<i64, Garbled> {
-    let wrong = Garbled("invalid number");
-    let (negative, digits) = match digits.split_first() {
-        Some((b'-', rest)) => (true, rest),
-        _ => (false, digits),
-    };
-    if digits.is_empty() || digits.len() > 18 || !digits.iter().all(u8::is_ascii_digit) {
-        return Err(wrong);
-    }
-    let value = digits.iter().fold(0, |value, digit| value * 10 + i64::from(digit - b'0'));
-    Ok(if negative { -value } else { value })
+    let text = std::str::from_utf8(digits).ok();
+    text.and_then(|text| text.parse().ok()).ok_or(Garbled("invalid number"))
 }
 
 #[cfg(test)]

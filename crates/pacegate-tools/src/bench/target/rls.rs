@@ -11,10 +11,10 @@ use prost::Message;
 use super::proto::{
     Code, DescriptorEntry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
-use super::{Garbled, Greeting, Prepared, Protocol, Reply, Template, Url, Wanted, sample_key};
+use super::{Garbled, Greeting, Prepared, Reply, Template, Url, Wanted, Wire, sample_key};
 
 /// The state of one HTTP/2 connection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Session {
     /// Open streams, in order.
     waiting: VecDeque<Stream>,
@@ -29,7 +29,7 @@ pub struct Session {
     taken: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Stream {
     /// The message received so far.
     message: Vec<u8>,
@@ -89,7 +89,7 @@ pub(super) fn prepare<'a>(wanted: &'a Wanted<'_>, url: &Url<'_>) -> Prepared<'a>
         frame(&mut bytes, DATA, END_STREAM, &data);
         Template { data: data.len(), ..Template::new(&bytes, key.as_bytes()) }
     };
-    (Protocol::Rls, greeting, Box::new(write))
+    (Wire::Rls(Box::default()), greeting, Box::new(write))
 }
 
 fn request(wanted: &Wanted<'_>, key: &str, cost: u32) -> RateLimitRequest {

@@ -11,8 +11,8 @@ use super::replay::ClientDecision;
 use crate::random::Random;
 
 pub use self::{
-    spec::{Kind, Pattern, span},
-    write::Generate,
+    spec::{CountError, Kind, Pattern, PatternError, SettingError},
+    write::{Generate, GenerateError},
 };
 
 /// Traffic of several patterns, merged by time.

@@ -2,10 +2,13 @@
 
 use std::str::FromStr;
 
-use pacegate::Limit;
+use clap::ValueEnum;
+use pacegate::{Limit, ParseLimitError};
+
+use crate::{DurationError, parse_period};
 
 /// Behaviour of the clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// Random requests at a constant rate.
     Steady,
@@ -52,14 +55,49 @@ const SECOND: u64 = 1_000_000;
 const MAX_CLIENTS: u64 = 900_000;
 /// Maximum size of a burst; requests in a burst are 20 milliseconds apart.
 const MAX_SIZE: u64 = 1_000_000_000;
+/// Maximum time of a setting, in microseconds: ten years.
+const MAX_TIME: u64 = 3_660 * 86_400 * SECOND;
 
-const KINDS: [(&str, Kind); 5] = [
-    ("steady", Kind::Steady),
-    ("bursts", Kind::Bursts),
-    ("diurnal", Kind::Diurnal),
-    ("greedy", Kind::Greedy),
-    ("retry-storm", Kind::RetryStorm),
-];
+/// A text that is not a pattern.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum PatternError {
+    #[error("unknown pattern `{0}`: expected steady, diurnal, greedy, bursts or retry-storm")]
+    Kind(String),
+    #[error("invalid setting `{0}`: expected NAME=VALUE, such as for=1h")]
+    NoValue(String),
+    #[error(
+        "unknown setting `{0}`: expected clients, rate, from, for, greedy, every, size, obey or retry"
+    )]
+    Setting(String),
+    #[error("invalid `{name}={value}`: {error}")]
+    Value { name: String, value: String, error: SettingError },
+}
+
+/// An invalid value of a setting.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum SettingError {
+    #[error(transparent)]
+    Duration(#[from] DurationError),
+    #[error(transparent)]
+    Rate(#[from] ParseLimitError),
+    #[error("expected at least one request")]
+    NoRequests,
+    #[error("expected a time of at most ten years")]
+    TooLong,
+    #[error(transparent)]
+    Count(#[from] CountError),
+    #[error("expected yes or no")]
+    YesOrNo,
+}
+
+/// A text that is not a number in the expected range.
+#[derive(Debug, thiserror::Error)]
+#[error("expected 1 to {most}")]
+pub struct CountError {
+    most: u64,
+}
 
 impl Pattern {
     /// Creates a pattern with default values.
@@ -85,101 +123,72 @@ impl Pattern {
         self.length.unwrap_or(hours * 3_600 * SECOND)
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+    /// Changes a setting. Returns false if there is no such setting.
+    fn set(&mut self, name: &str, value: &str) -> Result<bool, SettingError> {
         match name {
-            "clients" => self.clients = within(name, value, MAX_CLIENTS)?,
+            "clients" => self.clients = count(value, MAX_CLIENTS)?,
             "rate" => self.rate = rate(value)?,
-            "from" => self.from = span(value)?,
-            "for" => self.length = Some(span(value)?),
+            "from" => self.from = micros(value)?,
+            "for" => self.length = Some(micros(value)?),
             "greedy" => self.greedy = rate(value)?,
-            "every" => self.every = span(value)?,
-            "size" => self.size = within(name, value, MAX_SIZE)?,
-            "retry" => self.retry = span(value)?,
-            "obey" => {
-                self.obey = match value {
-                    "yes" => true,
-                    "no" => false,
-                    _ => return Err(format!("invalid `obey={value}`: expected yes or no")),
-                }
-            }
-            _ => {
-                let known = "clients, rate, from, for, greedy, every, size, obey or retry";
-                return Err(format!("unknown setting `{name}`: expected {known}"));
-            }
+            "every" => self.every = micros(value)?,
+            "size" => self.size = count(value, MAX_SIZE)?,
+            "retry" => self.retry = micros(value)?,
+            "obey" if value == "yes" || value == "no" => self.obey = value == "yes",
+            "obey" => return Err(SettingError::YesOrNo),
+            _ => return Ok(false),
         }
-        Ok(())
+        Ok(true)
     }
 }
 
 impl FromStr for Pattern {
-    type Err = String;
+    type Err = PatternError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, PatternError> {
         let mut words = text.split_whitespace();
         let name = words.next().unwrap_or_default();
-        let kind = KINDS.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
-        let names = KINDS.map(|(name, _)| name).join(", ");
-        let mut pattern = Self::new(
-            kind.ok_or_else(|| format!("unknown pattern `{name}`: expected one of {names}"))?,
-        );
+        let kind = <Kind as ValueEnum>::from_str(name, false);
+        let mut pattern = Self::new(kind.map_err(|_| PatternError::Kind(name.to_owned()))?);
         for word in words {
-            let (name, value) = word.split_once('=').ok_or_else(|| {
-                format!("invalid setting `{word}`: expected NAME=VALUE, such as for=1h")
+            let setting = word.split_once('=');
+            let (name, value) = setting.ok_or_else(|| PatternError::NoValue(word.to_owned()))?;
+            let is_known = pattern.set(name, value).map_err(|error| {
+                let (name, value) = (name.to_owned(), value.to_owned());
+                PatternError::Value { name, value, error }
             })?;
-            pattern.set(name, value)?;
+            if !is_known {
+                return Err(PatternError::Setting(name.to_owned()));
+            }
         }
         text.clone_into(&mut pattern.text);
         Ok(pattern)
     }
 }
 
-fn whole(text: &str) -> Result<u64, String> {
-    let digits: String = text.chars().filter(|char| *char != '_').collect();
+/// Parses a number from 1 to `most`, such as `500` or `10M`.
+pub(super) fn count(text: &str, most: u64) -> Result<u64, CountError> {
+    let digits = text.replace('_', "");
     let (digits, scale) = match digits.strip_suffix(['k', 'K', 'M']) {
         Some(rest) if digits.ends_with('M') => (rest, 1_000_000),
         Some(rest) => (rest, 1_000),
         None => (&*digits, 1),
     };
     let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
-    number.ok_or_else(|| format!("invalid number `{text}`: expected a whole number"))
+    number.filter(|number| (1..=most).contains(number)).ok_or(CountError { most })
 }
 
-fn within(name: &str, text: &str, most: u64) -> Result<u64, String> {
-    let number = whole(text)?;
-    let is_within = (1..=most).contains(&number);
-    is_within
-        .then_some(number)
-        .ok_or_else(|| format!("invalid `{name}={text}`: expected 1 to {most}"))
-}
-
-fn rate(text: &str) -> Result<(u64, u64), String> {
-    let limit: Limit = text.parse().map_err(|error| format!("invalid rate `{text}`: {error}"))?;
+fn rate(text: &str) -> Result<(u64, u64), SettingError> {
+    let limit: Limit = text.parse()?;
     let period = u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX);
     match limit.amount() {
-        0 => Err(format!("invalid rate `{text}`: expected at least one request")),
+        0 => Err(SettingError::NoRequests),
         amount => Ok((amount, period)),
     }
 }
 
-/// Parses a time such as `90s` or `1h` into microseconds.
-pub fn span(text: &str) -> Result<u64, String> {
-    let wrong =
-        || format!("invalid time `{text}`: expected a time such as 500ms, 30s, 10m, 1h or 7d");
-    let unit = text.find(|char: char| !char.is_ascii_digit()).ok_or_else(wrong)?;
-    let scale = match &text[unit..] {
-        "ms" => 1_000,
-        "s" => SECOND,
-        "m" | "min" => 60 * SECOND,
-        "h" => 3_600 * SECOND,
-        "d" => 86_400 * SECOND,
-        _ => return Err(wrong()),
-    };
-    let number = text[..unit].parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
-    // At most ten years.
-    number.filter(|micros| (1..=3_660 * 86_400 * SECOND).contains(micros)).ok_or_else(wrong)
-}
-
-/// Parses a count such as `10M`.
-pub(super) fn count(text: &str) -> Result<u64, String> {
-    whole(text)
+/// Parses a time above zero into microseconds.
+fn micros(text: &str) -> Result<u64, SettingError> {
+    let micros = u64::try_from(parse_period(text)?.as_micros()).ok();
+    micros.filter(|micros| *micros <= MAX_TIME).ok_or(SettingError::TooLong)
 }

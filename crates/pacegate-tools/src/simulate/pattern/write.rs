@@ -5,10 +5,12 @@ use std::{
     str::FromStr,
 };
 
-use super::{Crowd, Pattern, Visit, spec};
+use clap::ValueEnum;
+
+use super::{CountError, Crowd, Pattern, Visit, spec};
 use crate::simulate::traffic::{
     Format,
-    instant::{common_text, rfc3339_text},
+    instant::{common_text, timestamp},
 };
 
 /// Format and number of lines of a generated log.
@@ -19,35 +21,30 @@ pub struct Generate {
     pub lines: u64,
 }
 
-/// Writes requests as log lines.
-#[derive(Debug)]
-pub(crate) struct Writer<W> {
-    format: Format,
-    output: W,
-    /// The last second that was formatted, and its text.
-    second: u64,
-    text: String,
+/// Maximum number of lines.
+const MAX_LINES: u64 = 1_000_000_000_000;
+
+/// A text that is not a format and a number of lines.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message of each variant documents it")]
+pub enum GenerateError {
+    #[error("expected FORMAT:LINES, such as combined:10M")]
+    NoLines,
+    #[error("unknown log format `{0}`: expected common, combined, json or csv")]
+    Format(String),
+    #[error("invalid number of lines: {0}")]
+    Lines(#[from] CountError),
 }
 
 impl FromStr for Generate {
-    type Err = String;
+    type Err = GenerateError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (format, lines) = text.split_once(':').ok_or_else(|| {
-            format!("invalid value `{text}`: expected FORMAT:LINES, such as combined:10M")
-        })?;
-        let format = match format {
-            "common" => Format::Common,
-            "combined" => Format::Combined,
-            "json" => Format::Json,
-            "csv" => Format::Csv,
-            _ => {
-                return Err(format!(
-                    "unknown log format `{format}`: expected common, combined, json or csv"
-                ));
-            }
-        };
-        Ok(Self { format, lines: spec::count(lines)? })
+    fn from_str(text: &str) -> Result<Self, GenerateError> {
+        let (name, lines) = text.split_once(':').ok_or(GenerateError::NoLines)?;
+        let format = <Format as ValueEnum>::from_str(name, false).ok();
+        let format = format.filter(|format| *format != Format::Auto);
+        let format = format.ok_or_else(|| GenerateError::Format(name.to_owned()))?;
+        Ok(Self { format, lines: spec::count(lines, MAX_LINES)? })
     }
 }
 
@@ -58,59 +55,42 @@ impl Generate {
         patterns: &[Pattern],
         start: u64,
         seed: u64,
-        output: impl Write,
-    ) -> io::Result<u64> {
+        mut output: impl Write,
+    ) -> io::Result<()> {
         let mut crowd = Crowd::new(patterns, start, seed);
-        let mut writer =
-            Writer { format: self.format, output, second: u64::MAX, text: String::new() };
-        writer.heading()?;
-        let mut lines = 0;
-        while lines < self.lines {
+        if self.format == Format::Csv {
+            writeln!(output, "time,ip,user,method,path,status,user_agent")?;
+        }
+        for _ in 0..self.lines {
             let Some(visit) = crowd.visit() else { break };
-            writer.write(&visit)?;
+            self.write_line(&visit, &mut output)?;
             crowd.answer(&visit, None);
-            lines += 1;
         }
-        writer.output.flush()?;
-        Ok(lines)
-    }
-}
-
-impl<W: Write> Writer<W> {
-    fn heading(&mut self) -> io::Result<()> {
-        match self.format {
-            Format::Csv => writeln!(self.output, "time,ip,user,method,path,status,user_agent"),
-            _ => Ok(()),
-        }
+        output.flush()
     }
 
-    fn write(&mut self, visit: &Visit) -> io::Result<()> {
+    fn write_line(&self, visit: &Visit, output: &mut impl Write) -> io::Result<()> {
         let Visit { at, ip, user, method, path, user_agent, .. } = visit;
-        if self.second != at / 1_000_000 {
-            self.second = at / 1_000_000;
-            self.text = match self.format {
-                Format::Json | Format::Csv => rfc3339_text(*at).replace('Z', ""),
-                _ => common_text(*at),
-            };
-        }
-        let Self { output, text, .. } = self;
-        let (micros, bytes) = (at % 1_000_000, 200 + path.len() * 37);
+        let time = match self.format {
+            Format::Json | Format::Csv => format!("{:.6}", timestamp(*at)),
+            _ => common_text(*at),
+        };
+        let bytes = 200 + path.len() * 37;
         match self.format {
             Format::Json => writeln!(
                 output,
-                "{{\"time\":\"{text}.{micros:06}Z\",\"ip\":\"{ip}\",\"user\":\"{user}\",\"method\":\"{method}\",\
+                "{{\"time\":\"{time}\",\"ip\":\"{ip}\",\"user\":\"{user}\",\"method\":\"{method}\",\
                  \"path\":\"{path}\",\"status\":200,\"user_agent\":\"{user_agent}\"}}"
             ),
-            Format::Csv => writeln!(
-                output,
-                "{text}.{micros:06}Z,{ip},{user},{method},{path},200,\"{user_agent}\""
-            ),
+            Format::Csv => {
+                writeln!(output, "{time},{ip},{user},{method},{path},200,\"{user_agent}\"")
+            }
             Format::Common => {
-                writeln!(output, "{ip} - - [{text}] \"{method} {path} HTTP/1.1\" 200 {bytes}")
+                writeln!(output, "{ip} - - [{time}] \"{method} {path} HTTP/1.1\" 200 {bytes}")
             }
             Format::Auto | Format::Combined => writeln!(
                 output,
-                "{ip} - - [{text}] \"{method} {path} HTTP/1.1\" 200 {bytes} \"-\" \"{user_agent}\""
+                "{ip} - - [{time}] \"{method} {path} HTTP/1.1\" 200 {bytes} \"-\" \"{user_agent}\""
             ),
         }
     }

@@ -16,7 +16,7 @@ use super::{
     tally::{Columns, KeyCounts, KeyTally, PolicyTally, Timeline, shown},
     traffic::{Seen, instant::rfc3339_text},
 };
-use crate::words::grouped;
+use crate::text::grouped;
 
 /// The complete report.
 #[derive(Debug, Serialize)]

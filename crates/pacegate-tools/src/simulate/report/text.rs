@@ -1,16 +1,17 @@
 //! The report for terminals: tables and one-line plots.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, Table, presets};
+use jiff::{Span, SpanRound, Unit};
 
 use super::{
     Headroom, KeyReport, PolicyReport, Report, SuggestionReport, VariantReport,
     change::{Change, KeyChange, PolicyChange},
     percent, whose,
 };
-use crate::words::grouped;
+use crate::text::grouped;
 
 /// Displays a report as text.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ const BAD: Style = AnsiColor::Red.on_default();
 const QUIET: Style = Style::new().dimmed();
 /// Width of a plot, in characters.
 const WIDTH: usize = 60;
+/// Maximum length of the traffic in the report: ten thousand years.
+const MAX_SECONDS: i64 = 315_360_000_000;
 /// Maximum width of a key, in characters.
 const KEY_WIDTH: usize = 40;
 
@@ -345,20 +348,12 @@ fn plot(values: &[u64], width: usize) -> String {
 }
 
 fn lasting(seconds: u64) -> String {
-    let mut text = String::new();
-    for (unit, length) in [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)] {
-        let count = match unit {
-            "d" => seconds / length,
-            "h" => seconds / length % 24,
-            _ => seconds / length % 60,
-        };
-        if count > 0 {
-            let gap = if text.is_empty() { "" } else { " " };
-            // Writing to a `String` cannot fail.
-            let _ = write!(text, "{gap}{count}{unit}");
-        }
+    let days = SpanRound::new().largest(Unit::Day).days_are_24_hours();
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX).min(MAX_SECONDS);
+    match Span::new().seconds(seconds).round(days) {
+        Ok(span) if !span.is_zero() => format!("{span:#}"),
+        _ => "less than a second".to_owned(),
     }
-    if text.is_empty() { "less than a second".to_owned() } else { text }
 }
 
 /// Truncates a text to the column width.

@@ -46,26 +46,10 @@ pub struct Columns {
 
 const SECOND: u64 = 1_000_000;
 const MAX_BINS: u64 = 750;
-/// Each is a multiple of the previous one.
-const STEPS: [u64; 18] = [
-    1,
-    5,
-    10,
-    30,
-    60,
-    300,
-    600,
-    1_800,
-    3_600,
-    10_800,
-    21_600,
-    43_200,
-    86_400,
-    604_800,
-    2_419_200,
+/// In seconds; each is a multiple of the previous one. Further steps double.
+const STEPS: [u64; 16] = [
+    1, 5, 10, 30, 60, 300, 600, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_419_200,
     29_030_400,
-    290_304_000,
-    2_903_040_000,
 ];
 
 impl Timeline {

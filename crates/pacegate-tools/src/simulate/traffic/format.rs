@@ -85,65 +85,47 @@ impl Map {
             Some(field) => vec![field.clone()],
             None => {
                 let usual = USUAL.iter().find(|(name, _)| *name == attribute);
-                let usual = usual.map_or(&[][..], |(_, fields)| fields);
-                let own = std::iter::once(attribute).chain(usual.iter().copied());
-                own.map(str::to_owned).collect()
+                let usual = usual.map_or("", |(_, fields)| fields).split(' ');
+                let fields =
+                    std::iter::once(attribute).chain(usual.filter(|name| !name.is_empty()));
+                fields.map(str::to_owned).collect()
             }
         }
     }
 }
 
-/// Common field names of servers and proxies.
-const USUAL: [(&str, &[&str]); 10] = [
-    (
-        TIME,
-        &[
-            "timestamp",
-            "ts",
-            "@timestamp",
-            "time_iso8601",
-            "time_local",
-            "msec",
-            "date",
-            "datetime",
-        ],
-    ),
+/// Common field names of servers and proxies, separated by spaces.
+const USUAL: [(&str, &str); 10] = [
+    (TIME, "timestamp ts @timestamp time_iso8601 time_local msec date datetime"),
     (
         "ip",
-        &[
-            "remote_addr",
-            "client_ip",
-            "clientip",
-            "remote_ip",
-            "request.client_ip",
-            "request.remote_ip",
-            "client.ip",
-            "client.address",
-            "ClientHost",
-            "addr",
-        ],
+        "remote_addr client_ip clientip remote_ip request.client_ip request.remote_ip client.ip client.address \
+         ClientHost addr",
     ),
-    ("user", &["remote_user", "user_id", "userid", "username", "user.id", "user.name"]),
-    ("method", &["request_method", "http_method", "request.method", "RequestMethod", "verb"]),
-    ("path", &["uri", "request_uri", "url", "request.uri", "RequestPath", "url.path"]),
-    ("host", &["http_host", "request.host", "RequestHost", "server_name", "vhost"]),
-    ("status", &["status_code", "response.status", "DownstreamStatus", "code"]),
-    ("referer", &["http_referer", "referrer", "http_referrer"]),
-    ("user_agent", &["http_user_agent", "agent", "useragent"]),
-    ("bytes", &["body_bytes_sent", "bytes_sent", "size"]),
+    ("user", "remote_user user_id userid username user.id user.name"),
+    ("method", "request_method http_method request.method RequestMethod verb"),
+    ("path", "uri request_uri url request.uri RequestPath url.path"),
+    ("host", "http_host request.host RequestHost server_name vhost"),
+    ("status", "status_code response.status DownstreamStatus code"),
+    ("referer", "http_referer referrer http_referrer"),
+    ("user_agent", "http_user_agent agent useragent"),
+    ("bytes", "body_bytes_sent bytes_sent size"),
 ];
 
-impl FromStr for Map {
-    type Err = String;
+/// A part of a map that assigns no field.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid mapping `{0}`: expected ATTRIBUTE=FIELD, such as ip=client.addr")]
+pub struct MapError(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Map {
+    type Err = MapError;
+
+    fn from_str(text: &str) -> Result<Self, MapError> {
         let pairs = text.split(',').map(|pair| match pair.split_once('=') {
             Some((name, field)) if !name.is_empty() && !field.is_empty() => {
                 Ok((name.trim().to_owned(), field.trim().to_owned()))
             }
-            _ => Err(format!(
-                "invalid mapping `{pair}`: expected ATTRIBUTE=FIELD, such as ip=client.addr"
-            )),
+            _ => Err(MapError(pair.to_owned())),
         });
         pairs.collect::<Result<_, _>>().map(Self)
     }

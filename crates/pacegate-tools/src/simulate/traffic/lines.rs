@@ -87,7 +87,7 @@ impl Lines {
             size: FIRST_BATCH,
             usual,
             most: (MAX_BATCHES / files).clamp(usual, MAX_BATCH),
-            window: spec.window,
+            window: u64::try_from(spec.window.as_micros()).unwrap_or(u64::MAX),
             counts: LineCounts::default(),
         };
         lines.fill().map_err(unreadable)?;
@@ -296,7 +296,7 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
+    use std::{fs, path::Path, time::Duration};
 
     use super::*;
 
@@ -304,7 +304,7 @@ mod tests {
     fn read(path: &Path, files: usize) -> (usize, u64) {
         let places = vec![Place::from(path); files];
         let (format, map) = (Format::Auto, Map::default());
-        let spec = super::super::Spec { places, format, map, window: 0 };
+        let spec = super::super::Spec { places, format, map, window: Duration::ZERO };
         let place = &spec.places[0];
         let lines = Lines::open(place, &spec, &Attributes::default(), &Progress::default());
         let (mut lines, mut rows) = (lines.ok().unwrap(), 0);

@@ -9,12 +9,12 @@ mod lines;
 mod open;
 mod row;
 
-use std::{fmt, io};
+use std::{fmt, io, time::Duration};
 
 use self::lines::Lines;
 pub(crate) use self::row::Attributes;
 pub use self::{
-    format::{Format, Map},
+    format::{Format, Map, MapError},
     open::{Place, Progress},
 };
 
@@ -27,8 +27,8 @@ pub struct Spec {
     pub format: Format,
     /// Fields of the attributes.
     pub map: Map,
-    /// Microseconds by which lines of one file may be out of order.
-    pub window: u64,
+    /// Maximum time by which lines of one file may be out of order.
+    pub window: Duration,
 }
 
 /// Statistics about the logs.

@@ -27,14 +27,14 @@ pub(super) enum Undo {
 }
 
 /// The overflow budgets, locked at first use.
-type MaybeSpare<'a> = Option<Guard<'a, Overflows>>;
+type LazyOverflow<'a> = Option<Guard<'a, Overflows>>;
 
 impl Shards {
     /// Charges a slot if it fits.
     pub(super) fn apply<'a>(
         &'a self,
         shard: &mut Shard<'a>,
-        overflow: &mut MaybeSpare<'a>,
+        overflow: &mut LazyOverflow<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
@@ -48,7 +48,7 @@ impl Shards {
     pub(super) fn undo<'a>(
         &'a self,
         shard: &mut Shard<'a>,
-        overflow: &mut MaybeSpare<'a>,
+        overflow: &mut LazyOverflow<'a>,
         slot: &Slot<'_>,
         undo: Undo,
     ) {
@@ -75,7 +75,7 @@ impl Shards {
     pub(super) fn apply_cell<'a>(
         &'a self,
         table: &mut Table,
-        overflow: &mut MaybeSpare<'a>,
+        overflow: &mut LazyOverflow<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
@@ -100,12 +100,12 @@ impl Shards {
     fn apply_log<'a>(
         &'a self,
         logs: &mut Logs,
-        overflow: &mut MaybeSpare<'a>,
+        overflow: &mut LazyOverflow<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
         // Remove expired entries first, so that they do not take the room that this charge needs.
-        self.entries.give_back(slot.share(), logs.settle(slot.id, slot.limit, now));
+        self.entries.give_back(slot.share(), logs.prune(slot.id, slot.limit, now));
         let Some(outcome) = logs.evaluate(slot.id, slot.limit, now, slot.cost) else {
             return self.apply_new_log(logs, overflow, slot, now);
         };
@@ -123,7 +123,7 @@ impl Shards {
     fn apply_new_log<'a>(
         &'a self,
         logs: &mut Logs,
-        overflow: &mut MaybeSpare<'a>,
+        overflow: &mut LazyOverflow<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
@@ -172,12 +172,12 @@ impl Shards {
     /// empty. So a key cannot spend both budgets, and the overflow budget expires once there is room again.
     fn inherited_state<'a>(
         &'a self,
-        overflow: &mut MaybeSpare<'a>,
+        overflow: &mut LazyOverflow<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> State {
-        let Some(overflow) = self.spare_in_use(overflow, slot) else { return State::EMPTY };
-        let now = overflow.shard_clock.settle(&self.time, now);
+        let Some(overflow) = self.overflow_in_use(overflow, slot) else { return State::EMPTY };
+        let now = overflow.shard_clock.advance(&self.time, now);
         let cells = &overflow.of(slot.share()).cells;
         match cells.find(slot.scope.overflow()) {
             Some(place) if !cells.state(place).is_expired(now) => cells.state(place),
@@ -188,22 +188,22 @@ impl Shards {
     /// Does the same as [`Shards::inherited_state`], for a log.
     fn inherited_log<'a>(
         &'a self,
-        overflow: &mut MaybeSpare<'a>,
+        overflow: &mut LazyOverflow<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> Log {
-        let Some(overflow) = self.spare_in_use(overflow, slot) else { return Log::default() };
+        let Some(overflow) = self.overflow_in_use(overflow, slot) else { return Log::default() };
         let id = slot.scope.overflow();
-        let now = overflow.shard_clock.settle(&self.time, now);
+        let now = overflow.shard_clock.advance(&self.time, now);
         let logs = &mut overflow.of(slot.share()).logs;
-        logs.settle(id, slot.limit, now);
+        logs.prune(id, slot.limit, now);
         logs.get(id)
     }
 
     /// Returns the overflow budgets, if the share of this slot may have any.
-    fn spare_in_use<'a, 's>(
+    fn overflow_in_use<'a, 's>(
         &'a self,
-        overflow: &'s mut MaybeSpare<'a>,
+        overflow: &'s mut LazyOverflow<'a>,
         slot: &Slot<'_>,
     ) -> Option<&'s mut Overflows> {
         let any = overflow.is_some() || self.has_overflow(slot.share());
@@ -214,13 +214,13 @@ impl Shards {
     #[cold]
     fn apply_shared<'a>(
         &'a self,
-        overflow: &mut MaybeSpare<'a>,
+        overflow: &mut LazyOverflow<'a>,
         slot: &Slot<'_>,
         now: u64,
     ) -> (Outcome, Undo) {
         let overflow = overflow.get_or_insert_with(|| self.overflow.lock());
         // Keys of all shards are charged here, each with the instant of its shard.
-        let now = overflow.shard_clock.settle(&self.time, now);
+        let now = overflow.shard_clock.advance(&self.time, now);
         let Some((outcome, undo)) = overflow.of(slot.share()).charge_if_room(slot, now) else {
             return (self.refuse(slot), Undo::Nothing);
         };

@@ -75,7 +75,7 @@ impl MemoryStore {
         // other.
         let read = inner.time.now();
         let mut table = inner.cells_of(slot.id).lock();
-        let now = table.shard_clock.settle(&inner.time, read);
+        let now = table.shard_clock.advance(&inner.time, read);
         let sweep = table.shard_clock.sweep_is_due();
         let outcome = inner.charge_alone(&mut table, slot, now);
         drop(table);
@@ -106,7 +106,7 @@ impl MemoryStore {
             held.lock(inner, &ids[from..]);
             let ids = &ids[from..from + held.places.len()];
             held.touch(ids);
-            let (now, sweep) = held.settle(inner);
+            let (now, sweep) = held.start_decision(inner);
             for (place, &id) in ids.iter().enumerate() {
                 let slot = slot(from + place, id);
                 each(from + place, inner.charge_alone(held.table(place), &slot, now), now);
@@ -127,7 +127,7 @@ impl MemoryStore {
         }
         let inner = &*self.inner;
         let mut locked = inner.lock_all(slots);
-        let (now, sweep) = locked.settle(inner);
+        let (now, sweep) = locked.start_decision(inner);
         let outcomes = inner.charge_locked(&mut locked, slots, now);
         drop(locked);
         inner.sweep_times(sweep);
@@ -270,12 +270,12 @@ impl<'a> LockedTables<'a> {
         std::hint::black_box(ids.iter().zip(&self.places).fold(0, |seen, key| seen ^ touch(key)));
     }
 
-    /// See [`Locked::settle`].
+    /// See [`Locked::start_decision`].
     #[inline]
-    fn settle(&mut self, inner: &Shards) -> (u64, u32) {
+    fn start_decision(&mut self, inner: &Shards) -> (u64, u32) {
         let mut now = inner.time.now();
         for (_, table) in &mut self.tables {
-            now = table.shard_clock.settle(&inner.time, now);
+            now = table.shard_clock.advance(&inner.time, now);
         }
         let mut due = 0;
         for (_, table) in &mut self.tables {
@@ -294,10 +294,10 @@ impl<'a> Locked<'a> {
 
     /// Returns the instant of the decision, which is not before any that these shards have seen, and the number of
     /// sweeps that are due.
-    fn settle(&mut self, inner: &Shards) -> (u64, u32) {
+    fn start_decision(&mut self, inner: &Shards) -> (u64, u32) {
         let mut now = inner.time.now();
         for shard in &mut self.guards {
-            now = shard.shard_clock().settle(&inner.time, now);
+            now = shard.shard_clock().advance(&inner.time, now);
         }
         let mut due = 0;
         for shard in &mut self.guards {

@@ -7,7 +7,7 @@
 //! one policy, the probability that any two collide is 2^-38.
 
 #[cfg(not(pacegate_loom))]
-use std::hash::RandomState;
+use std::hash::RandomState as ScopeHasher;
 use std::{
     cell::Cell,
     hash::{BuildHasher, Hasher},
@@ -63,25 +63,16 @@ thread_local! {
     static LAST: Cell<Option<(Subject, Scope)>> = const { Cell::new(None) };
 }
 
-#[cfg(not(pacegate_loom))]
-type ScopeHasher = RandomState;
+/// Without random keys, because the model checker needs deterministic runs.
 #[cfg(pacegate_loom)]
 type ScopeHasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 impl Secret {
-    /// Returns fixed secrets, because the model checker needs deterministic runs.
-    #[cfg(pacegate_loom)]
-    pub(super) fn random() -> Self {
-        let [high, low] = [1, 2].map(SharedSeed::from_u64);
-        Self { number: next_number(), scopes: std::hash::BuildHasherDefault::default(), high, low }
-    }
-
-    #[cfg(not(pacegate_loom))]
     pub(super) fn random() -> Self {
         // The standard library gets random keys from the operating system. SipHash with these keys returns the seeds.
-        let seed = || SharedSeed::from_u64(RandomState::new().hash_one(0));
-        let number = next_number();
-        Self { number, scopes: RandomState::new(), high: seed(), low: seed() }
+        let seed = |part: u8| SharedSeed::from_u64(ScopeHasher::default().hash_one(part));
+        let (high, low) = (seed(1), seed(2));
+        Self { number: next_number(), scopes: ScopeHasher::default(), high, low }
     }
 
     /// Returns the scope of a counter. `tag` looks up the tag of the policy, which never changes.
@@ -204,9 +195,9 @@ impl Identity {
 
 /// A hasher that does not hash again, because identities are hashes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct AsItIs(u64);
+pub(super) struct PassThroughHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for PassThroughHasher {
     fn write(&mut self, _: &[u8]) {
         unreachable!("an identity is two words");
     }
@@ -252,7 +243,7 @@ mod tests {
             (PolicyName::DEFAULT, Counter::Policy),
             (PolicyName::DEFAULT, Counter::Override(1)),
             (PolicyName::DEFAULT, Counter::Override(2)),
-            (PolicyName::AD_HOC, Counter::Limit),
+            (PolicyName::INLINE, Counter::Limit),
         ];
         for _ in 0..2 {
             for limit in limits.map(|limit| limit.parse::<Limit>().unwrap()) {

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     ShardClock,
-    identity::{AsItIs, Identity},
+    identity::{Identity, PassThroughHasher},
 };
 use crate::{
     Limit,
@@ -16,7 +16,7 @@ use crate::{
 
 #[derive(Debug, Default)]
 pub(super) struct Logs {
-    kept: HashMap<Identity, Kept, BuildHasherDefault<AsItIs>>,
+    kept: HashMap<Identity, Kept, BuildHasherDefault<PassThroughHasher>>,
     /// Every key of `kept` once, in the order in which sweeps visit them.
     round: VecDeque<Identity>,
     /// The total number of entries.
@@ -33,11 +33,11 @@ struct Kept {
 impl Logs {
     /// Removes expired entries of a key. If the clock has stepped back, moves later entries back to `now`. Returns the
     /// number of removed entries.
-    pub(super) fn settle(&mut self, id: Identity, limit: &Limit, now: u64) -> usize {
-        self.change(id, |log| log.settle(limit, now))
+    pub(super) fn prune(&mut self, id: Identity, limit: &Limit, now: u64) -> usize {
+        self.change(id, |log| log.prune(limit, now))
     }
 
-    /// Evaluates a cost for a key whose log is [settled](Self::settle). `None` if the key has no log.
+    /// Evaluates a cost for a key whose log is [pruned](Self::prune). `None` if the key has no log.
     pub(super) fn evaluate(
         &self,
         id: Identity,
@@ -95,7 +95,7 @@ impl Logs {
     /// Refunds up to `cost` units. Returns the number of removed entries.
     pub(super) fn refund(&mut self, id: Identity, limit: &Limit, now: u64, cost: u64) -> usize {
         self.change(id, |log| {
-            log.settle(limit, now);
+            log.prune(limit, now);
             log.refund(cost);
         })
     }
@@ -127,7 +127,7 @@ impl Logs {
     ) -> (bool, usize) {
         let mut is_held = false;
         let gone = self.change(id, |log| {
-            log.settle(limit, now);
+            log.prune(limit, now);
             is_held = log.renew(now, permit);
         });
         (is_held, gone)

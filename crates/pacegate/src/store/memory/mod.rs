@@ -114,7 +114,7 @@ struct Shards {
     entries: Room,
     /// The tags of policies. While it is locked, only the lock that opens a share is taken.
     registry: Lock<Registry>,
-    /// The tag of [`PolicyName::AD_HOC`], or 0 before its first use. Cached, because inline limits look it up often.
+    /// The tag of [`PolicyName::INLINE`], or 0 before its first use. Cached, because inline limits look it up often.
     inline_tag: AtomicU64,
     overflowed: CachePadded<AtomicU64>,
     /// The number of the next sweep, which selects the shard.
@@ -138,13 +138,15 @@ struct ShardClock {
 
 /// The clock of the store. The default clock is called directly, any other through a pointer.
 #[derive(Debug)]
-enum Time {
+pub(crate) enum Time {
     System(&'static Disciplined),
     Other(Arc<dyn Clock>),
 }
 
 /// Keys per shard when the store is full. Rebuilding a table of this size takes some tens of microseconds.
 const KEYS_PER_SHARD: usize = 2_048;
+/// A trillion keys, or on 32-bit targets those that take half of the address space.
+const MAX_KEYS: usize = if usize::BITS == 64 { 1 << 40 } else { 1 << 26 };
 /// The number of decisions in a shard between two sweeps.
 const SWEEP_EVERY: u32 = 64;
 /// The number of cells that one sweep visits: one for each decision on average.
@@ -168,11 +170,11 @@ impl MemoryStore {
 
     /// Creates a store for at most `max_keys` keys with the system's clock. `max_keys` is at least 1: 0 counts as 1.
     pub fn bounded(max_keys: usize) -> Self {
-        Self::build(max_keys, Time::System(crate::clock::disciplined()))
+        Self::build(max_keys, Time::default())
     }
 
-    fn build(max_keys: usize, time: Time) -> Self {
-        let max_keys = max_keys.clamp(1, 1 << 40);
+    pub(crate) fn build(max_keys: usize, time: Time) -> Self {
+        let max_keys = max_keys.clamp(1, MAX_KEYS);
         let shards = (max_keys / KEYS_PER_SHARD).next_power_of_two().clamp(MIN_SHARDS, 1 << 16);
         let inner = Shards {
             secret: Secret::random(),
@@ -195,6 +197,16 @@ impl MemoryStore {
     /// Returns the current usage.
     ///
     /// Locks every shard in turn. Call it for a dashboard or a metrics endpoint, not for every request.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_minute(5));
+    /// let _ = (limiter.check("alice"), limiter.check("bob"));
+    /// let usage = limiter.store().usage();
+    /// assert_eq!((usage.keys, usage.overflowed), (2, 0));
+    /// assert!(usage.bytes < 100_000);
+    /// ```
     pub fn usage(&self) -> MemoryUsage {
         let inner = &*self.inner;
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
@@ -262,13 +274,13 @@ impl MemoryStore {
         let inner = &*self.inner;
         if slot.limit.algorithm().keeps_log() {
             let mut logs = inner.logs_of(slot.id).lock();
-            let now = logs.shard_clock.settle(&inner.time, inner.time.now());
+            let now = logs.shard_clock.advance(&inner.time, inner.time.now());
             let freed = logs.refund(slot.id, slot.limit, now, slot.cost);
             inner.entries.give_back(slot.share(), freed);
             return;
         }
         let mut table = inner.cells_of(slot.id).lock();
-        let now = table.shard_clock.settle(&inner.time, inner.time.now());
+        let now = table.shard_clock.advance(&inner.time, inner.time.now());
         if let Some(place) = table.find(slot.id) {
             let state = table.state_mut(place);
             *state = algorithm::refund(slot.limit, *state, now, slot.cost);
@@ -309,7 +321,7 @@ impl MemoryStore {
     pub(crate) fn renew(&self, slot: &Slot<'_>) -> bool {
         let inner = &*self.inner;
         let mut logs = inner.logs_of(slot.id).lock();
-        let now = logs.shard_clock.settle(&inner.time, inner.time.now());
+        let now = logs.shard_clock.advance(&inner.time, inner.time.now());
         let (renewed, freed) = logs.renew(slot.id, slot.limit, now, slot.permit);
         inner.entries.give_back(slot.share(), freed);
         drop(logs);
@@ -327,7 +339,7 @@ impl MemoryStore {
         let now = inner.time.now();
         if slot.limit.algorithm().keeps_log() {
             let mut log = inner.logs_of(slot.id).lock().get(slot.id);
-            log.settle(slot.limit, now);
+            log.prune(slot.limit, now);
             return log.earliest(slot.limit, now, costs);
         }
         let table = inner.cells_of(slot.id).lock();
@@ -418,7 +430,7 @@ impl Shards {
     /// Sweeps one shard of cells. Skips it if it is locked.
     fn sweep_table(&self, turn: usize, cells: usize) {
         if let Some(mut table) = self.cells[turn % self.cells.len()].0.try_lock() {
-            let now = table.shard_clock.settle(&self.time, self.time.now());
+            let now = table.shard_clock.advance(&self.time, self.time.now());
             self.sweep_cells(&mut table, cells, now);
         }
     }
@@ -446,7 +458,7 @@ impl Shards {
     /// Removes expired overflow budgets. Once a share has none, its new keys skip the lookup.
     fn sweep_overflow(&self, budgets: usize) {
         if let Some(mut overflow) = self.overflow.try_lock() {
-            let now = overflow.shard_clock.settle(&self.time, self.time.now());
+            let now = overflow.shard_clock.advance(&self.time, self.time.now());
             overflow.sweep(budgets, now);
             self.overflows.store(overflow.in_use(), Ordering::Relaxed);
         }
@@ -455,9 +467,15 @@ impl Shards {
     /// Sweeps one shard of logs. See [`Shards::sweep_table`].
     fn sweep_log_shard(&self, turn: usize, keys: usize) {
         if let Some(mut logs) = self.logs[turn % self.logs.len()].0.try_lock() {
-            let now = logs.shard_clock.settle(&self.time, self.time.now());
+            let now = logs.shard_clock.advance(&self.time, self.time.now());
             self.sweep_logs(&mut logs, keys, now);
         }
+    }
+}
+
+impl Default for Time {
+    fn default() -> Self {
+        Self::System(crate::clock::disciplined())
     }
 }
 
@@ -478,7 +496,7 @@ impl ShardClock {
     /// If it is still behind by [`JITTER`] or more, it has stepped back, and the new time applies. A smaller difference
     /// is that between two CPUs: the later instant applies, because counting the time twice would over-admit.
     #[inline]
-    fn settle(&mut self, time: &Time, now: u64) -> u64 {
+    fn advance(&mut self, time: &Time, now: u64) -> u64 {
         let now = if now >= self.latest { now } else { self.again(time) };
         self.latest = now;
         now

@@ -67,7 +67,7 @@ impl Overflows {
     }
 
     pub(super) fn renew(&mut self, slot: &Slot<'_>, time: &Time, now: u64) -> bool {
-        let now = self.shard_clock.settle(time, now);
+        let now = self.shard_clock.advance(time, now);
         let logs = &mut self.of(slot.share()).logs;
         logs.renew(slot.scope.overflow(), slot.limit, now, slot.permit).0
     }
@@ -122,7 +122,7 @@ impl Overflow {
     /// Charges a log. `None` if the share has the maximum number of log entries.
     fn charge_log(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
         let id = slot.scope.overflow();
-        self.logs.settle(id, slot.limit, now);
+        self.logs.prune(id, slot.limit, now);
         let known = self.logs.evaluate(id, slot.limit, now, slot.cost);
         let outcome = known.unwrap_or_else(|| Log::default().evaluate(slot.limit, now, slot.cost));
         if !slot.takes(&outcome) {

@@ -162,7 +162,7 @@ mod tests {
         let mut registry = Registry::default();
         let first = registry.add(name("share-a"), Some("shop"));
         let second = registry.add(name("share-b"), Some("shop"));
-        let inline = registry.add(PolicyName::AD_HOC, None);
+        let inline = registry.add(PolicyName::INLINE, None);
         assert_eq!(first.share(), second.share());
         assert_ne!(first, second);
         assert_eq!(inline.share(), Share::INLINE);

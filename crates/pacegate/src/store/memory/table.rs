@@ -124,7 +124,7 @@ impl Table {
         if (self.live + 1) * 10 > self.capacity() * 9 {
             self.rebuild(1, |cell| !cell.state.is_expired(now), removed);
         }
-        self.place(Cell { id, state });
+        self.put(Cell { id, state });
     }
 
     /// Empties the cell at `place` and closes the gap.
@@ -207,12 +207,12 @@ impl Table {
             self.lines = vec![CacheLine([Cell::EMPTY; 2]); lines].into_boxed_slice();
         }
         for cell in cells() {
-            if keep(&cell) { self.place(cell) } else { removed(cell.id) }
+            if keep(&cell) { self.put(cell) } else { removed(cell.id) }
         }
     }
 
     /// Puts a cell into the first empty place of its probe. There is one: the table is never full.
-    fn place(&mut self, cell: Cell) {
+    fn put(&mut self, cell: Cell) {
         let mut place = 2 * cell.id.spread(self.lines.len());
         while !self.cell(place).state.is_empty() {
             place = self.after(place);

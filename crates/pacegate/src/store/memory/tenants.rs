@@ -94,7 +94,7 @@ impl MemoryStore {
 impl Shards {
     /// Returns the tag of a policy. A name that is in no set uses the share of inline limits.
     pub(super) fn tag(&self, policy: PolicyName) -> Owner {
-        let is_inline = policy == PolicyName::AD_HOC;
+        let is_inline = policy == PolicyName::INLINE;
         let known = if is_inline { self.inline_tag.load(Ordering::Relaxed) } else { 0 };
         if known != 0 {
             return Owner::of(known);

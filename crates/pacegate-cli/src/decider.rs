@@ -16,16 +16,15 @@ use pacegate::{
     policy::{Match, Policy},
 };
 use pacegate_server::{
-    Client, ConfigSource, LocalEngine, LocalError, Overrides,
-    config::{Environment, Settings},
+    Client, ConfigSource, Environment, LocalEngine, LocalError, Overrides, Settings,
 };
 use serde_json::{Value, json};
 
-use crate::Trouble;
+use crate::CommandError;
 
 /// Options for the attributes of a request, and for the server, config file or store that decides it.
 #[derive(Debug, clap::Args)]
-pub(super) struct Asking {
+pub(super) struct RequestArgs {
     /// Attribute of the request, such as user=alice; can be repeated
     #[arg(long = "attribute", short = 'a', value_name = "NAME=VALUE")]
     pub(super) attributes: Vec<Attribute>,
@@ -62,25 +61,30 @@ pub(super) struct Attribute {
     value: String,
 }
 
+/// An attribute without a value.
+#[derive(Debug, thiserror::Error)]
+#[error("expected NAME=VALUE, such as user=alice")]
+pub(super) struct AttributeError;
+
 /// The engine that decides a request: in this process or on a server.
 #[derive(Debug)]
-pub(super) enum Judge {
+pub(super) enum Decider {
     /// This process.
-    Here(Box<LocalEngine>),
+    Local(Box<LocalEngine>),
     /// A server.
-    There(Client),
+    Server(Client),
 }
 
 /// A response: its JSON text and the parsed value.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct Response {
     pub(super) text: String,
     pub(super) value: Value,
 }
 
 /// A key with inline limits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Own<'a> {
+pub(super) struct InlineLimits<'a> {
     pub(super) key: &'a str,
     pub(super) limits: &'a [Limit],
 }
@@ -94,19 +98,18 @@ pub(super) fn hint(error: &anyhow::Error, otherwise: &'static str) -> &'static s
 }
 
 impl FromStr for Attribute {
-    type Err = String;
+    type Err = AttributeError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) =
-            text.split_once('=').ok_or("expected NAME=VALUE, such as user=alice")?;
+    fn from_str(text: &str) -> Result<Self, AttributeError> {
+        let (name, value) = text.split_once('=').ok_or(AttributeError)?;
         Ok(Self { name: name.to_owned(), value: value.to_owned() })
     }
 }
 
-impl Asking {
+impl RequestArgs {
     /// Ignores environment variables that conflict with the command line. Returns an error if two options conflict, or
     /// if an attribute is given twice.
-    pub(super) fn settle(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+    pub(super) fn resolve_sources(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         let is_typed = |name: &str| {
             matches.ids().any(|id| id == name)
                 && matches.value_source(name) == Some(ValueSource::CommandLine)
@@ -117,10 +120,10 @@ impl Asking {
             let text = format!("the attribute '{}' is given twice", again.name.escape_debug());
             return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
         }
-        let here = [("config", "--config <FILE>"), ("store", "--store <URL>")];
-        let here = here.into_iter().find(|(name, _)| is_typed(name));
-        let of_service = is_typed("ca") || is_typed("key_file");
-        match (is_typed("server"), here) {
+        let local = [("config", "--config <FILE>"), ("store", "--store <URL>")];
+        let local = local.into_iter().find(|(name, _)| is_typed(name));
+        let is_remote = is_typed("ca") || is_typed("key_file");
+        match (is_typed("server"), local) {
             (true, Some((_, other))) => {
                 let text = format!("the argument '--server <URL>' cannot be used with '{other}'");
                 return Err(clap::Error::raw(ErrorKind::ArgumentConflict, text));
@@ -128,7 +131,7 @@ impl Asking {
             (true, None) => self.store = None,
             (false, Some(_)) => self.server = None,
             // Inline limits are checked locally, unless the command line has an option for a server.
-            (false, None) if is_typed("limits") && !of_service => self.server = None,
+            (false, None) if is_typed("limits") && !is_remote => self.server = None,
             (false, None) => {}
         }
         Ok(())
@@ -140,40 +143,35 @@ impl Asking {
     }
 
     /// Returns the request with the given attributes.
-    pub(super) fn request(&self, cost: u64) -> Request<'_> {
+    pub(super) fn to_request(&self, cost: u64) -> Request<'_> {
         let request = Request::new().in_domain(&self.domain).cost(cost);
         self.attributes.iter().fold(request, |request, one| request.with(&one.name, &one.value))
     }
 
     /// Creates the client of the server, or the local engine. Must be called within a Tokio runtime.
-    pub(super) async fn judge(&self) -> Result<Judge, Trouble> {
+    pub(super) async fn decider(&self) -> Result<Decider, CommandError> {
         if let Some(server) = &self.server {
-            let key = key(self.key_file.as_deref()).map_err(|error| {
-                Trouble::new(
-                    error,
-                    "cannot read the API key",
-                    "check the file given with --key-file",
-                )
-            })?;
-            let client = Client::new(server, self.ca.as_deref(), key);
+            let client =
+                Client::new(server, self.ca.as_deref(), api_key(self.key_file.as_deref())?);
             let hint = "expected a URL such as http://127.0.0.1:8080";
-            let client = client.map_err(|error| Trouble::new(error, "invalid --server", hint))?;
-            return Ok(Judge::There(client));
+            let client =
+                client.map_err(|error| CommandError::new(error, "invalid --server", hint))?;
+            return Ok(Decider::Server(client));
         }
-        self.here().await.map_err(|error| {
+        self.local().await.map_err(|error| {
             let hint = "check the file with pacegate validate FILE, and the store with pacegate doctor URL";
-            Trouble::new(error, "cannot decide locally", hint)
+            CommandError::new(error, "cannot decide locally", hint)
         })
     }
 
-    async fn here(&self) -> anyhow::Result<Judge> {
+    async fn local(&self) -> anyhow::Result<Decider> {
         let settings = self.settings()?;
         let is_rule = |policy: &Policy| policy.matching == Match::never();
         let all = settings.policies.policies();
         if !self.attributes.is_empty() && !all.is_empty() && all.iter().all(is_rule) {
             bail!("rules of envoyproxy/ratelimit match descriptors, not attributes");
         }
-        Ok(Judge::Here(Box::new(LocalEngine::open(&settings).await?)))
+        Ok(Decider::Local(Box::new(LocalEngine::open(&settings).await?)))
     }
 
     fn settings(&self) -> anyhow::Result<Settings> {
@@ -191,63 +189,66 @@ impl Asking {
 }
 
 /// Returns the API key from a file, or from the environment.
-pub(super) fn key(file: Option<&Path>) -> anyhow::Result<Option<String>> {
-    match file {
-        Some(file) => {
-            let text = fs::read_to_string(file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            Ok(Some(text.trim().to_owned()))
-        }
-        None => Ok(Environment::process().get("PACEGATE_KEY").filter(|key| !key.is_empty())),
-    }
+pub(super) fn api_key(file: Option<&Path>) -> Result<Option<String>, CommandError> {
+    let Some(file) = file else {
+        return Ok(Environment::process().get("PACEGATE_KEY").filter(|key| !key.is_empty()));
+    };
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()));
+    let text = text.map_err(|error| {
+        let hint = "check the file given with --key-file";
+        CommandError::new(error, "cannot read the API key", hint)
+    })?;
+    Ok(Some(text.trim().to_owned()))
 }
 
-impl Judge {
-    /// Decides the key and inline limits in `own`, or, without them, the attributes in `asking`.
+impl Decider {
+    /// Decides the key and inline limits in `inline`, or, without them, the attributes in `request`.
     pub(super) async fn decide(
         &self,
-        asking: &Asking,
-        own: Option<Own<'_>>,
+        request: &RequestArgs,
+        inline: Option<InlineLimits<'_>>,
         cost: u64,
-    ) -> anyhow::Result<Answer> {
+    ) -> anyhow::Result<Response> {
         match self {
-            Self::Here(engine) => {
-                let text = match own {
-                    Some(Own { key, limits }) => engine.check_inline(key, limits, cost).await?,
-                    None => engine.check(&asking.request(cost)).await?,
+            Self::Local(engine) => {
+                let text = match inline {
+                    Some(InlineLimits { key, limits }) => {
+                        engine.check_inline(key, limits, cost).await?
+                    }
+                    None => engine.check(&request.to_request(cost)).await?,
                 };
-                Ok(Answer { value: serde_json::from_str(&text)?, text })
+                Ok(Response { value: serde_json::from_str(&text)?, text })
             }
-            Self::There(client) => {
-                let body = body(asking, own, cost);
+            Self::Server(client) => {
+                let body = body(request, inline, cost);
                 let (status, answer) = client.ask("/v1/check", Some(body)).await?;
-                understood(status, &answer, &[200, 429], &["allowed"])
+                parse_response(status, &answer, &[200, 429], &["allowed"])
             }
         }
     }
 }
 
 /// Returns the request body of a check.
-fn body(asking: &Asking, own: Option<Own<'_>>, cost: u64) -> Bytes {
-    let body = match own {
-        Some(Own { key, limits }) => {
+fn body(request: &RequestArgs, inline: Option<InlineLimits<'_>>, cost: u64) -> Bytes {
+    let body = match inline {
+        Some(InlineLimits { key, limits }) => {
             let limits: Vec<_> = limits.iter().map(Limit::to_string).collect();
             json!({ "key": key, "limit": limits, "cost": cost })
         }
         None => {
-            json!({ "domain": asking.domain, "attributes": attributes(asking), "cost": cost })
+            json!({ "domain": request.domain, "attributes": attributes(request), "cost": cost })
         }
     };
     body.to_string().into()
 }
 
 /// Returns the request body of `explain`.
-pub(super) fn body_of_attributes(asking: &Asking) -> Bytes {
-    json!({ "domain": asking.domain, "attributes": attributes(asking) }).to_string().into()
+pub(super) fn body_of_attributes(request: &RequestArgs) -> Bytes {
+    json!({ "domain": request.domain, "attributes": attributes(request) }).to_string().into()
 }
 
-fn attributes(asking: &Asking) -> serde_json::Map<String, Value> {
-    asking.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
+fn attributes(request: &RequestArgs) -> serde_json::Map<String, Value> {
+    request.attributes.iter().map(|one| (one.name.clone(), one.value.clone().into())).collect()
 }
 
 /// Returns a field of a response as a duration. The response has it in seconds.
@@ -277,12 +278,12 @@ pub(super) fn short_time(time: Duration) -> String {
 
 /// Parses the response of a server. Returns an error if the status is not one of `expected`, or if one of the fields in
 /// `parts` is missing: a proxy at the same address may also respond with JSON.
-pub(super) fn understood(
+pub(super) fn parse_response(
     status: http::StatusCode,
     answer: &[u8],
     expected: &[u16],
     parts: &[&str],
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<Response> {
     let value: Value = serde_json::from_slice(answer)
         .with_context(|| format!("the server responded with status {status} and no JSON"))?;
     if expected.contains(&status.as_u16()) {
@@ -290,7 +291,7 @@ pub(super) fn understood(
         if !parts.iter().all(has) {
             bail!("unexpected response with status {status}: check that the server is Pacegate");
         }
-        return Ok(Answer { text: String::from_utf8_lossy(answer).into_owned(), value });
+        return Ok(Response { text: String::from_utf8_lossy(answer).into_owned(), value });
     }
     let detail = ["detail", "title"].iter().find_map(|name| value[name].as_str());
     bail!("the server responded with status {status}: {}", detail.unwrap_or("no details"));

@@ -1,10 +1,13 @@
-use std::{fmt, io};
+use std::{
+    fmt::{self, Display},
+    io::{self, Write},
+};
 
 use anstyle::{AnsiColor, Style};
 
 /// The error of a failed command, with a hint for the user.
 #[derive(Debug)]
-pub(super) struct Trouble {
+pub(super) struct CommandError {
     error: anyhow::Error,
     hint: &'static str,
     /// True if the reader of standard output closed it, as `head` does. Then no message is printed.
@@ -15,7 +18,7 @@ pub(super) struct Trouble {
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const HINT: Style = AnsiColor::Green.on_default();
 
-impl Trouble {
+impl CommandError {
     pub(super) fn new(
         error: impl Into<anyhow::Error>,
         context: &'static str,
@@ -36,9 +39,16 @@ impl Trouble {
 }
 
 /// Writes colour codes; `anstream` removes them where the output is not a terminal.
-impl fmt::Display for Trouble {
+impl Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { error, hint, .. } = self;
         write!(f, "{ERROR}error:{ERROR:#} {error:#}\n{HINT}hint:{HINT:#} {hint}")
     }
+}
+
+/// Prints a text on standard output. `context` describes a failure, such as "cannot print the page".
+pub(super) fn print(text: impl Display, context: &'static str) -> Result<(), CommandError> {
+    let mut output = io::BufWriter::new(anstream::stdout().lock());
+    let written = write!(output, "{text}").and_then(|()| output.flush());
+    written.map_err(|error| CommandError::output(error, context))
 }

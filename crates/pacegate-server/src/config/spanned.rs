@@ -1,19 +1,23 @@
-use std::{borrow::Cow, fmt, marker::PhantomData};
+//! Values with their positions in the file, and values that can be written in several forms.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{
     Deserialize, Deserializer,
-    de::{Error, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    de::{DeserializeOwned, Error, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 use serde_saphyr::{Location, Spanned};
+
+use super::problem::Problems;
 
 /// A value with its position in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct At<T> {
     pub(crate) value: T,
-    pub(crate) place: Location,
-    /// The place of its definition, if it is an alias.
-    pub(crate) origin: Location,
+    pub(crate) location: Location,
+    /// The location of its definition, if it is an alias.
+    pub(crate) definition: Location,
 }
 
 /// A value that is neither a list nor a map.
@@ -35,6 +39,9 @@ pub(crate) enum Form<M> {
     Map(Box<M>),
 }
 
+/// A text or a list of texts.
+pub(crate) type Texts = At<Form<NoMap>>;
+
 /// The map form of a type that has none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NoMap {}
@@ -44,22 +51,59 @@ pub(crate) enum NoMap {}
 pub(crate) struct Entries<T>(pub(crate) Vec<(At<String>, At<T>)>);
 
 /// A type that can be written in several forms. [`Form`] parses them.
-pub(crate) trait Forms<'de>: Deserialize<'de> {
+pub(crate) trait Forms: DeserializeOwned {
     /// The end of the sentence "expected ...".
     const EXPECTED: &'static str;
+    /// The type whose schema describes all forms.
+    type AnyForm: JsonSchema;
+}
+
+// The schema of a value of one of two types.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[expect(dead_code, reason = "only its schema is used; `Form` parses the value")]
+pub(crate) enum Either<A, B> {
+    A(A),
+    B(B),
 }
 
 impl<T> At<T> {
     /// Returns another value with the same position.
     pub(crate) fn with<U>(&self, value: U) -> At<U> {
-        At { value, place: self.place, origin: self.origin }
+        At { value, location: self.location, definition: self.definition }
+    }
+}
+
+impl<M> At<Form<M>> {
+    /// Returns a scalar as it is written in the file.
+    pub(crate) fn scalar_text(&self, scalar: &Scalar, problems: &Problems<'_>) -> String {
+        match scalar {
+            Scalar::Text(text) => text.clone(),
+            Scalar::Plain => problems.written(self.definition).unwrap_or_default().to_owned(),
+            Scalar::Nothing => String::new(),
+        }
+    }
+}
+
+impl Texts {
+    /// Returns the texts with their positions. Adds a problem if the value is empty.
+    pub(crate) fn texts(&self, problems: &mut Problems<'_>) -> Option<Vec<At<String>>> {
+        match &self.value {
+            Form::One(Scalar::Nothing) => {
+                problems.add(self.location, "missing value: write one, or remove the field");
+                None
+            }
+            Form::One(scalar) => Some(vec![self.with(self.scalar_text(scalar, problems))]),
+            Form::List(list) => Some(list.clone()),
+            Form::Map(never) => match **never {},
+        }
     }
 }
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for At<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Spanned { value, referenced, defined } = Spanned::deserialize(deserializer)?;
-        Ok(Self { value, place: referenced, origin: defined })
+        Ok(Self { value, location: referenced, definition: defined })
     }
 }
 
@@ -81,8 +125,37 @@ impl<T: JsonSchema> JsonSchema for At<T> {
     }
 }
 
-impl<'de> Forms<'de> for NoMap {
+impl<M: Forms> JsonSchema for Form<M> {
+    fn schema_name() -> Cow<'static, str> {
+        M::AnyForm::schema_name()
+    }
+
+    fn inline_schema() -> bool {
+        M::AnyForm::inline_schema()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        M::AnyForm::json_schema(generator)
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Entries<T> {
+    fn schema_name() -> Cow<'static, str> {
+        "Entries".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        BTreeMap::<String, T>::json_schema(generator)
+    }
+}
+
+impl Forms for NoMap {
     const EXPECTED: &'static str = "one text or a list of texts";
+    type AnyForm = Either<String, Vec<String>>;
 }
 
 impl<'de> Deserialize<'de> for NoMap {
@@ -91,7 +164,7 @@ impl<'de> Deserialize<'de> for NoMap {
     }
 }
 
-impl<'de, M: Forms<'de>> Deserialize<'de> for Form<M> {
+impl<'de, M: Forms> Deserialize<'de> for Form<M> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(FormVisitor(PhantomData))
     }
@@ -99,8 +172,20 @@ impl<'de, M: Forms<'de>> Deserialize<'de> for Form<M> {
 
 struct FormVisitor<M>(PhantomData<M>);
 
-impl<'de, M: Forms<'de>> Visitor<'de> for FormVisitor<M> {
+/// Accepts values whose text is read from the file later.
+macro_rules! accept_plain {
+    ($($visit:ident: $type:ty),+) => {$(
+        fn $visit<E: Error>(self, _: $type) -> Result<Self::Value, E> {
+            Ok(Form::One(Scalar::Plain))
+        }
+    )+};
+}
+
+impl<'de, M: Forms> Visitor<'de> for FormVisitor<M> {
     type Value = Form<M>;
+
+    accept_plain!(visit_bool: bool, visit_u64: u64, visit_i64: i64);
+    accept_plain!(visit_u128: u128, visit_i128: i128, visit_f64: f64);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(M::EXPECTED)
@@ -108,30 +193,6 @@ impl<'de, M: Forms<'de>> Visitor<'de> for FormVisitor<M> {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
         Ok(Form::One(Scalar::Text(text.to_owned())))
-    }
-
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(Form::One(Scalar::Plain))
-    }
-
-    fn visit_u64<E: Error>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(Form::One(Scalar::Plain))
-    }
-
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(Form::One(Scalar::Plain))
-    }
-
-    fn visit_u128<E: Error>(self, _: u128) -> Result<Self::Value, E> {
-        Ok(Form::One(Scalar::Plain))
-    }
-
-    fn visit_i128<E: Error>(self, _: i128) -> Result<Self::Value, E> {
-        Ok(Form::One(Scalar::Plain))
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(Form::One(Scalar::Plain))
     }
 
     fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {

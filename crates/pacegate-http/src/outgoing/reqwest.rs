@@ -1,0 +1,81 @@
+//! Requests of reqwest.
+
+use http::{StatusCode, request::Parts};
+use reqwest::{Error, Method, Request, RequestBuilder, Response};
+
+use super::{OutgoingError, StayWithinLayer, Wait, service::not_made};
+
+/// Default of [`StayWithinLayer::retries`].
+pub(super) const DEFAULT_RETRIES: u32 = 3;
+
+impl<L: Wait> StayWithinLayer<L> {
+    /// Sends a request of reqwest as soon as the limiter admits it, and obeys the response like the tower layer.
+    ///
+    /// A request that the upstream service denied is sent again after the pause that the response asks for, for
+    /// example with `Retry-After`. Denials are the status 429, and for [idempotent](Method::is_idempotent) methods also
+    /// 503. The denial itself is returned if it asks for no pause, if the pause or the queue is longer than the rest of
+    /// [`within`](Self::within), after the last [retry](Self::retries), or if the body is a stream.
+    ///
+    /// `within` bounds the sum of all waits. It does not include the transfers, which have the timeouts of the client.
+    ///
+    /// ```no_run
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::outgoing::StayWithinLayer;
+    ///
+    /// let api = StayWithinLayer::new(Limiter::memory(Limit::per_second(10)));
+    /// let client = reqwest::Client::new();
+    /// let response = api.send(client.get("https://api.example/items").query(&[("page", 2)])).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn send(&self, request: RequestBuilder) -> Result<Response, OutgoingError<Error>> {
+        let (client, request) = request.build_split();
+        let mut request = request.map_err(OutgoingError::Service)?;
+        let settings = &*self.settings;
+        let Some((key, cost)) = settings.resolve(&head(&request)).map_err(not_made)? else {
+            return client.execute(request).await.map_err(OutgoingError::Service);
+        };
+        let deadline = settings.deadline();
+        settings.turn(&key, cost, deadline).await.map_err(not_made)?;
+        let mut retries = settings.retries;
+        loop {
+            let copy = if retries > 0 { request.try_clone() } else { None };
+            let method = request.method().clone();
+            let response = client.execute(request).await.map_err(OutgoingError::Service)?;
+            let paused = settings.learn(&key, response.status(), response.headers());
+            let Some(copy) = copy.filter(|_| paused && is_denial(&response, &method)) else {
+                return Ok(response);
+            };
+            if settings.turn(&key, cost, deadline).await.is_err() {
+                return Ok(response);
+            }
+            request = copy;
+            retries -= 1;
+        }
+    }
+
+    /// Sets how often [`send`](Self::send) sends a denied request again. Default: 3.
+    #[must_use]
+    pub fn retries(self, retries: u32) -> Self {
+        self.set(|settings| settings.retries = retries)
+    }
+}
+
+/// Returns `true` if the upstream service did not process the request, so that it can be sent again.
+fn is_denial(response: &Response, method: &Method) -> bool {
+    match response.status() {
+        StatusCode::TOO_MANY_REQUESTS => true,
+        StatusCode::SERVICE_UNAVAILABLE => method.is_idempotent(),
+        _ => false,
+    }
+}
+
+/// Returns the head of a request for resolvers. A URL that is not a URI has no host here, and is rejected by reqwest.
+fn head(request: &Request) -> Parts {
+    let (mut head, ()) = http::Request::new(()).into_parts();
+    head.method = request.method().clone();
+    head.uri = request.url().as_str().parse().unwrap_or_default();
+    head.headers = request.headers().clone();
+    head
+}

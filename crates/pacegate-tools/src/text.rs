@@ -1,0 +1,67 @@
+//! Numbers and times as text.
+
+use std::time::Duration;
+
+use indicatif::HumanCount;
+use jiff::{Span, SpanRelativeTo};
+
+/// A text that is not a time.
+#[derive(Debug, thiserror::Error)]
+pub enum DurationError {
+    /// No number with a unit.
+    #[error("expected a time such as 20ms, 30s, 10m, 1h or 7d")]
+    Invalid,
+    /// No time at all.
+    #[error("expected a time above zero, such as 20ms, 30s, 10m, 1h or 7d")]
+    Zero,
+}
+
+/// Parses a time such as `500ms`, `90s` or `7d`.
+pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+    let span = text.parse::<Span>().map_err(|_| DurationError::Invalid)?;
+    let duration = span.to_duration(SpanRelativeTo::days_are_24_hours());
+    let duration = duration.ok().and_then(|duration| Duration::try_from(duration).ok());
+    duration.ok_or(DurationError::Invalid)
+}
+
+/// Parses a time above zero.
+pub fn parse_period(text: &str) -> Result<Duration, DurationError> {
+    let duration = parse_duration(text)?;
+    if duration.is_zero() { Err(DurationError::Zero) } else { Ok(duration) }
+}
+
+/// Formats a number with commas between groups of three digits.
+pub fn grouped(number: u64) -> String {
+    HumanCount(number).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_are_grouped_by_thousands() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn times_have_a_number_and_a_unit() {
+        for (text, micros) in [
+            ("250us", 250),
+            ("500ms", 500_000),
+            ("90s", 90_000_000),
+            ("10m", 600_000_000),
+            ("10min", 600_000_000),
+            ("1h", 3_600_000_000),
+            ("7d", 604_800_000_000),
+            ("0s", 0),
+        ] {
+            let parsed = parse_duration(text).unwrap();
+            assert_eq!(parsed, Duration::from_micros(micros), "{text}");
+            assert_eq!(parse_period(text).is_ok(), micros > 0, "{text}");
+        }
+        for text in ["", "10", "s", "-5s", "5 parsecs", "1mo", "1y", "99999999999d"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+}
