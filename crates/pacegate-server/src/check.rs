@@ -67,7 +67,7 @@ impl Check<'_> {
     /// Returns the limits that an earlier check was charged to, for refunds, resets and releases.
     pub(crate) fn charged_limits<'e>(&self, engine: &'e Engine) -> CheckLimits<'e, '_> {
         match self {
-            Self::Policies(request) => CheckLimits::Policies(engine.plan_counted(request)),
+            Self::Policies(request) => CheckLimits::Policies(engine.charges().plan(request)),
             Self::Inline { key, limits, .. } => CheckLimits::Inline(key, limits),
         }
     }
@@ -81,7 +81,7 @@ impl CheckLimits<'_, '_> {
             Self::Inline(key, limits) => {
                 let key = KeyRef::new(key);
                 let charges =
-                    limits.iter().map(|&limit| Charge::new(PolicyName::AD_HOC, key, limit));
+                    limits.iter().map(|&limit| Charge::new(PolicyName::INLINE, key, limit));
                 Ok(charges.map(|charge| charge.cost(cost)).collect())
             }
         }

@@ -239,46 +239,17 @@ impl Collector for Scrape {
     }
 }
 
-<<<<<<< HEAD
 impl Families<'_> {
     fn build(&mut self) -> fmt::Result {
         let labels = [("version", env!("CARGO_PKG_VERSION"))];
         let kind = MetricType::Info;
         let help = "Version of the server";
         self.0.encode_descriptor("pacegate_build", help, None, kind)?.encode_info(&labels)
-=======
-impl Scrape {
-    fn encode_decisions(&self, families: &mut Families<'_>) -> fmt::Result {
-        let stats = self.active.revision().engine.stats();
-        let all = || stats.policies.iter().chain([&stats.inline]);
-        let decisions = all().flat_map(|policy: &PolicyStats| {
-            let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
-            let name = policy.policy.as_str();
-            [("allowed", allowed), ("denied", denied), ("shadow_denied", shadow_denied)]
-                .map(|(outcome, count)| ([("policy", name), ("outcome", outcome)], count))
-        });
-        families.counts("pacegate_decisions", "Requests by policy and outcome", decisions)?;
-        let units = all().flat_map(|policy: &PolicyStats| {
-            let PolicyStats { allowed_units, denied_units, shadow_denied_units, .. } = *policy;
-            let name = policy.policy.as_str();
-            [("allowed", allowed_units), ("denied", denied_units)]
-                .into_iter()
-                .chain([("shadow_denied", shadow_denied_units)])
-                .map(move |(outcome, units)| ([("policy", name), ("outcome", outcome)], units))
-        });
-        let help = "Units (the sum of the costs of requests) by policy and outcome";
-        families.counts("pacegate_decision_units", help, units)?;
-        let degraded = all().map(|policy| ([("policy", policy.policy.as_str())], policy.degraded));
-        let help = "Requests decided by a failure mode because the store failed";
-        families.counts("pacegate_degraded", help, degraded)?;
-        let help = "Failed calls to the store";
-        families.count("pacegate_store_failures", help, stats.store_failures)
->>>>>>> main
     }
 
     fn decisions(&mut self, active: &ActiveConfig) -> fmt::Result {
         let stats = active.revision().engine.stats();
-        let all = || stats.policies.iter().chain([&stats.ad_hoc]);
+        let all = || stats.policies.iter().chain([&stats.inline]);
         let outcomes = |counts: fn(&PolicyStats) -> [u64; 3]| {
             all().flat_map(move |policy| {
                 let outcomes = ["allowed", "denied", "shadow_denied"].into_iter();

@@ -396,7 +396,6 @@ impl ProcessReport {
             keys.iter().map(|top| KeyModel::new(&revision.engine, top)).collect::<Vec<_>>()
         };
         Self {
-<<<<<<< HEAD
             revision: revision.number,
             reloads_refused,
             reload_complaint,
@@ -404,17 +403,6 @@ impl ProcessReport {
             listeners: listeners(active),
             busiest: keys(&stats.busiest),
             most_denied: keys(&stats.most_denied),
-=======
-            revision,
-            policies: stats.policies.iter().map(PolicyCounts::from).collect(),
-            ad_hoc: PolicyCounts::from(&stats.inline),
-            busiest: stats.busiest.iter().map(TopKeyModel::from).collect(),
-            most_denied: stats.most_denied.iter().map(TopKeyModel::from).collect(),
-            store_failures: stats.store_failures,
-            store: StoreModel::from(state),
-            reloads_refused: 0,
-            reload_complaint: None,
->>>>>>> main
         }
     }
 

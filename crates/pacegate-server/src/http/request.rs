@@ -16,10 +16,6 @@ use super::ProblemDetails;
 use crate::{
     check::Check,
     config::Bounds,
-<<<<<<< HEAD
-=======
-    engine::Engine,
->>>>>>> main
     inline_limits::{self, InlineLimitError, Limits, MAX_LIMITS},
 };
 
@@ -298,68 +294,6 @@ fn check_length(name: &str, text: &str, bounds: &Bounds) -> Result<(), ProblemDe
     }
 }
 
-<<<<<<< HEAD
-=======
-impl Check<'_> {
-    /// Returns the domain that the API key must cover.
-    pub(super) fn domain(&self) -> &str {
-        match self {
-            Self::Policies(request) => request.domain(),
-            Self::Inline { .. } => "",
-        }
-    }
-
-    pub(super) fn is_inline(&self) -> bool {
-        matches!(self, Self::Inline { .. })
-    }
-
-    pub(super) fn cost(&self) -> u64 {
-        match self {
-            Self::Policies(request) => request.units(),
-            Self::Inline { cost, .. } => *cost,
-        }
-    }
-
-    pub(super) fn id(&self) -> Option<&[u8]> {
-        match self {
-            Self::Policies(request) => request.id_bytes(),
-            Self::Inline { id, .. } => *id,
-        }
-    }
-
-    /// Returns the limits to charge.
-    pub(super) fn limits<'e>(&self, engine: &'e Engine) -> CheckLimits<'e, '_> {
-        match self {
-            Self::Policies(request) => CheckLimits::Policies(engine.plan(request)),
-            Self::Inline { key, limits, .. } => CheckLimits::Inline(key, limits),
-        }
-    }
-
-    /// Returns the limits that an earlier check was charged to, for refunds, resets and releases.
-    pub(super) fn charged_limits<'e>(&self, engine: &'e Engine) -> CheckLimits<'e, '_> {
-        match self {
-            Self::Policies(request) => CheckLimits::Policies(engine.charges().plan(request)),
-            Self::Inline { key, limits, .. } => CheckLimits::Inline(key, limits),
-        }
-    }
-}
-
-impl CheckLimits<'_, '_> {
-    /// Returns one charge of this cost for each limit.
-    pub(super) fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
-        match self {
-            Self::Policies(plan) => plan.charges(cost),
-            Self::Inline(key, limits) => {
-                let key = KeyRef::new(key.as_bytes());
-                let charges =
-                    limits.iter().map(|&limit| Charge::new(PolicyName::INLINE, key, limit));
-                Ok(charges.map(|charge| charge.cost(cost)).collect())
-            }
-        }
-    }
-}
-
->>>>>>> main
 impl From<String> for Text<'_> {
     fn from(text: String) -> Self {
         Self(text.into())

@@ -131,18 +131,11 @@ impl History {
     fn since_last(&mut self, stats: &Stats) -> Vec<(PolicyName, [u32; KINDS])> {
         let mut totals = HashMap::with_capacity(stats.policies.len() + 1);
         let mut counts = Vec::new();
-<<<<<<< HEAD
-        for stats in stats.policies.iter().chain([&stats.ad_hoc]) {
+        for stats in stats.policies.iter().chain([&stats.inline]) {
             let &PolicyStats { policy, allowed, denied, shadow_denied, .. } = stats;
             let &PolicyStats { allowed_units, denied_units, shadow_denied_units, .. } = stats;
             let now =
                 [allowed, denied, shadow_denied, allowed_units, denied_units, shadow_denied_units];
-=======
-        for policy in stats.policies.iter().chain([&stats.inline]) {
-            let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
-            let now = [allowed, denied, shadow_denied, policy.allowed_units, policy.denied_units];
-            let policy = policy.policy;
->>>>>>> main
             if now == [0; KINDS] {
                 continue;
             }

@@ -123,18 +123,6 @@ impl<'a> Query<'a> {
             Some(id) => request.id(id).map(Check::Policies).map_err(|_| CommandError::InvalidId),
         }
     }
-<<<<<<< HEAD
-=======
-
-    /// Returns the charges of a key with inline limits.
-    pub(super) fn inline_charges(&self) -> SmallVec<[Charge<'a>; 2]> {
-        let Some((key, limits)) = &self.inline else { return SmallVec::new() };
-        let charge = |&limit: &Limit| {
-            Charge::new(PolicyName::INLINE, KeyRef::new(key), limit).cost(self.cost)
-        };
-        limits.iter().map(charge).collect()
-    }
->>>>>>> main
 }
 
 /// Writes a decision as a map.

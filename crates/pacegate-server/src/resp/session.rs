@@ -345,17 +345,8 @@ impl RespSession {
         change: Change,
     ) -> Result<(), CommandError> {
         let engine = &revision.engine;
-<<<<<<< HEAD
         let limits = check.charged_limits(engine);
         let charges = limits.charges(if change == Change::Reset { 0 } else { check.cost() })?;
-=======
-        let cost = if change == Change::Reset { 0 } else { query.cost };
-        let plan = query.request().map(|request| engine.charges().plan(&request));
-        let charges = match &plan {
-            Some(plan) => plan.charges(cost)?,
-            None => query.inline_charges().to_vec(),
-        };
->>>>>>> main
         let action = match change {
             Change::Reset => {
                 engine.charges().reset(&charges).await?;
