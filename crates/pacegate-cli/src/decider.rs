@@ -18,6 +18,7 @@ use pacegate::{
 use pacegate_server::{
     Client, ConfigSource, Environment, LocalEngine, LocalError, Overrides, Settings,
 };
+use pacegate_tools::format_seconds;
 use serde_json::{Value, json};
 
 use crate::CommandError;
@@ -256,7 +257,7 @@ pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
 }
 
-/// Formats a time with about three digits. Rounds up, so that a client that waits this long does not retry too early.
+/// Formats a time with about three digits, or in whole seconds from two minutes on. Rounds up, so that a client that waits this long does not retry too early.
 pub(super) fn short_time(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let (unit, step, decimals) = match micros {
@@ -264,7 +265,8 @@ pub(super) fn short_time(time: Duration) -> String {
         1..1_000 => return format!("{micros}us"),
         1_000..1_000_000 => ("ms", 100, 1),
         1_000_000..10_000_000 => ("s", 10_000, 2),
-        _ => ("s", 100_000, 1),
+        10_000_000..120_000_000 => ("s", 100_000, 1),
+        _ => return format_seconds(micros.div_ceil(1_000_000)),
     };
     let steps = micros.div_ceil(step);
     let scale = 10_u64.pow(decimals);
@@ -313,7 +315,11 @@ mod tests {
             (1_000_001, "1.01s"),
             (1_500_000, "1.5s"),
             (59_999_756, "60s"),
-            (3_600_000_000, "3600s"),
+            (119_900_000, "119.9s"),
+            (119_950_000, "120s"),
+            (120_000_001, "2m 1s"),
+            (3_599_999_756, "1h"),
+            (61_077_300_000, "16h 57m 58s"),
         ] {
             assert_eq!(short_time(Duration::from_micros(micros)), expected);
         }

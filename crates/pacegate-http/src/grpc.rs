@@ -21,7 +21,7 @@ enum Code {
 
 /// Returns whether a request is a gRPC call. A gRPC rejection has the status 200, so other requests must not get one:
 /// caches would store an empty page. gRPC-Web has another format and is not supported.
-pub(crate) fn speaks<H: Head>(head: &H) -> bool {
+pub(crate) fn is_call<H: Head>(head: &H) -> bool {
     let kind = only(head.lines(&header::CONTENT_TYPE));
     let rest = kind.and_then(|kind| kind.strip_prefix(b"application/grpc"));
     head.method() == "POST" && matches!(rest, Some([] | [b'+' | b';', ..]))

@@ -68,25 +68,25 @@ pub enum ResetStyle {
 }
 
 /// Header values that are the same for all decisions of one limit.
-struct Known {
+struct LimitHeaders {
     policy: PolicyName,
     limit: Limit,
     /// `RateLimit-Policy`.
-    standard: Kept,
+    standard: SharedText,
     /// `X-RateLimit-Limit`.
-    legacy: Kept,
+    legacy: SharedText,
 }
 
 /// A header value that is built once and shared.
-pub(crate) struct Kept {
+pub(crate) struct SharedText {
     value: HeaderValue,
     bytes: Bytes,
 }
 
 /// The value of a header.
-pub(crate) enum Said<'a> {
+pub(crate) enum HeaderText<'a> {
     /// A shared value.
-    Kept(&'a Kept),
+    Shared(&'a SharedText),
     /// A value of this decision.
     Fresh(Bytes),
 }
@@ -120,7 +120,7 @@ static NUMBERS: [u8; 40_000] = numbers();
 
 /// Shared header values of the first 64 limits, kept for the life of the process. Limits come from configuration;
 /// values of further limits are built for each response.
-static KNOWN: [OnceLock<Known>; 64] = [const { OnceLock::new() }; 64];
+static LIMIT_HEADERS: [OnceLock<LimitHeaders>; 64] = [const { OnceLock::new() }; 64];
 
 impl Headers {
     /// None but `Retry-After`.
@@ -133,8 +133,8 @@ impl Headers {
     /// on a full second is not rounded up to the next one.
     pub fn write(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
         make_room(decision, headers);
-        self.each(decision, now, |name, said| {
-            headers.insert(name, said.into());
+        self.each(decision, now, |name, text| {
+            headers.insert(name, text.into());
             true
         });
     }
@@ -144,32 +144,32 @@ impl Headers {
         &self,
         decision: &Decision,
         now: Timestamp,
-        mut put: impl FnMut(&'static HeaderName, Said<'_>) -> bool,
+        mut put: impl FnMut(&'static HeaderName, HeaderText<'_>) -> bool,
     ) {
         if let Some(wait) = decision.retry_after_secs()
-            && !put(&RETRY_AFTER, Said::Fresh(number(wait)))
+            && !put(&RETRY_AFTER, HeaderText::Fresh(number(wait)))
         {
             return;
         }
         let (Some(policy), Some(limit)) = (decision.policy(), decision.limit()) else { return };
-        let known = Known::of(policy, limit);
-        let fresh = known.is_none().then(|| Known::new(policy, limit));
+        let known = LimitHeaders::of(policy, limit);
+        let fresh = known.is_none().then(|| LimitHeaders::new(policy, limit));
         let Some(known) = known.or(fresh.as_ref()) else { return };
-        let go_on = match self.standard {
+        let continues = match self.standard {
             HeaderStyle::Off => true,
             HeaderStyle::Draft8 => {
                 let mut state = Text::new();
                 write_state(&mut state, policy.as_str(), decision);
-                put(&RATE_LIMIT, Said::Fresh(Bytes::copy_from_slice(&state)))
-                    && put(&RATE_LIMIT_POLICY, Said::Kept(&known.standard))
+                put(&RATE_LIMIT, HeaderText::Fresh(Bytes::copy_from_slice(&state)))
+                    && put(&RATE_LIMIT_POLICY, HeaderText::Shared(&known.standard))
             }
             HeaderStyle::Draft6 => {
-                put(&DRAFT6_LIMIT, Said::Kept(&known.legacy))
-                    && put(&DRAFT6_REMAINING, Said::Fresh(number(decision.remaining())))
-                    && put(&DRAFT6_RESET, Said::Fresh(number(reset_seconds(decision))))
+                put(&DRAFT6_LIMIT, HeaderText::Shared(&known.legacy))
+                    && put(&DRAFT6_REMAINING, HeaderText::Fresh(number(decision.remaining())))
+                    && put(&DRAFT6_RESET, HeaderText::Fresh(number(reset_seconds(decision))))
             }
         };
-        if !go_on {
+        if !continues {
             return;
         }
         if let Some(style) = self.legacy {
@@ -177,9 +177,9 @@ impl Headers {
                 ResetStyle::Epoch => reset_instant(decision, &limit, now).as_secs_ceil(),
                 ResetStyle::Delta => reset_seconds(decision),
             };
-            let _ = put(&X_LIMIT, Said::Kept(&known.legacy))
-                && put(&X_REMAINING, Said::Fresh(number(decision.remaining())))
-                && put(&X_RESET, Said::Fresh(number(reset)));
+            let _ = put(&X_LIMIT, HeaderText::Shared(&known.legacy))
+                && put(&X_REMAINING, HeaderText::Fresh(number(decision.remaining())))
+                && put(&X_RESET, HeaderText::Fresh(number(reset)));
         }
     }
 
@@ -194,7 +194,7 @@ impl Headers {
         make_room(decision, headers);
         // One lookup for each name, because most responses have none of them.
         let mut replaced = Vec::new();
-        self.each(decision, now, |name, said| {
+        self.each(decision, now, |name, text| {
             // The first header of each kind shows whether the response has them.
             let is_first = |name: &HeaderName| {
                 ptr::eq(name, &RATE_LIMIT)
@@ -203,10 +203,10 @@ impl Headers {
             };
             match headers.entry(name) {
                 Entry::Vacant(room) => {
-                    room.insert(said.into());
+                    room.insert(text.into());
                 }
                 Entry::Occupied(mut there) if !is_first(name) => {
-                    replaced.extend(there.insert_mult(said.into()).map(|value| (name, value)));
+                    replaced.extend(there.insert_mult(text.into()).map(|value| (name, value)));
                 }
                 Entry::Occupied(_) => {
                     if ptr::eq(name, &X_LIMIT) {
@@ -251,26 +251,26 @@ fn make_room(decision: &Decision, headers: &mut HeaderMap) {
     }
 }
 
-impl Said<'_> {
+impl HeaderText<'_> {
     /// Returns the value as shared bytes, without a copy.
     pub(crate) fn into_bytes(self) -> Bytes {
         match self {
-            Self::Kept(kept) => kept.bytes.clone(),
+            Self::Shared(shared) => shared.bytes.clone(),
             Self::Fresh(bytes) => bytes,
         }
     }
 }
 
-impl From<Said<'_>> for HeaderValue {
-    fn from(said: Said<'_>) -> Self {
-        match said {
-            Said::Kept(kept) => kept.value.clone(),
-            Said::Fresh(bytes) => value(bytes),
+impl From<HeaderText<'_>> for HeaderValue {
+    fn from(text: HeaderText<'_>) -> Self {
+        match text {
+            HeaderText::Shared(shared) => shared.value.clone(),
+            HeaderText::Fresh(bytes) => value(bytes),
         }
     }
 }
 
-impl Kept {
+impl SharedText {
     fn new(bytes: Bytes) -> Self {
         Self { value: value(bytes.clone()), bytes }
     }
@@ -282,14 +282,14 @@ impl Kept {
     }
 }
 
-impl Known {
+impl LimitHeaders {
     /// Returns the shared values of a limit, and creates them if there is room.
     fn of(policy: PolicyName, limit: Limit) -> Option<&'static Self> {
         let name = policy.as_str().as_ptr().addr() >> 3;
         let mixed = name as u64 ^ limit.amount() ^ limit.period().as_secs();
-        let first = usize::try_from(mixed % KNOWN.len() as u64).unwrap_or(0);
+        let first = usize::try_from(mixed % LIMIT_HEADERS.len() as u64).unwrap_or(0);
         [first, first ^ 1].into_iter().find_map(|place| {
-            let known = KNOWN[place].get_or_init(|| Self::new(policy, limit).lasting());
+            let known = LIMIT_HEADERS[place].get_or_init(|| Self::new(policy, limit).lasting());
             (known.policy == policy && known.limit == limit).then_some(known)
         })
     }
@@ -297,8 +297,8 @@ impl Known {
     fn new(policy: PolicyName, limit: Limit) -> Self {
         let mut text = Text::new();
         write_policy(&mut text, policy.as_str(), &limit);
-        let standard = Kept::new(Bytes::copy_from_slice(&text));
-        Self { policy, limit, standard, legacy: Kept::new(number(limit.capacity())) }
+        let standard = SharedText::new(Bytes::copy_from_slice(&text));
+        Self { policy, limit, standard, legacy: SharedText::new(number(limit.capacity())) }
     }
 
     fn lasting(self) -> Self {

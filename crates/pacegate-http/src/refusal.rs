@@ -16,7 +16,7 @@ pub(crate) fn response<H: Head>(
     head: &H,
     described: Option<&Question>,
 ) -> Response<Bytes> {
-    if grpc::speaks(head) {
+    if grpc::is_call(head) {
         return grpc::response(refusal);
     }
     let problem = problem_of(refusal, described);

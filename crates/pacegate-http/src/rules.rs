@@ -478,8 +478,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         asked: Timestamp,
         mut put: impl FnMut(&'static HeaderName, Bytes),
     ) {
-        self.headers.each(decision, asked, |name, said| {
-            put(name, said.into_bytes());
+        self.headers.each(decision, asked, |name, text| {
+            put(name, text.into_bytes());
             true
         });
     }

@@ -79,7 +79,7 @@ impl ActiveConfig {
         Ok(Self::new(engine, state, settings))
     }
 
-    /// Creates a active for an existing engine.
+    /// Creates an active configuration for an existing engine.
     pub(crate) fn new(engine: Engine, state: State, settings: Settings) -> Self {
         let revision = Revision { number: 1, engine, settings: Arc::new(settings) };
         Self {

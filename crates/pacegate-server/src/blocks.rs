@@ -140,7 +140,7 @@ impl Blocks {
         })
     }
 
-    /// Removes the blocks that `is_meant` selects. Returns those that had not expired.
+    /// Removes the blocks that `is_meant` selects. Returns the unexpired ones.
     pub(crate) fn lift(&self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
         let now = self.clock.now();
         let mut lifted = self.change(|snapshot| snapshot.take(is_meant));
@@ -157,7 +157,7 @@ impl Blocks {
         }
     }
 
-    /// Returns up to `max` blocks, those that end last first, and the number of all blocks.
+    /// Returns up to `max` blocks, sorted by descending end, and the number of all blocks.
     pub(crate) fn list(&self, max: usize) -> (Vec<Block>, usize) {
         self.expire();
         let snapshot = self.snapshot.load();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use indicatif::HumanCount;
-use jiff::{Span, SpanRelativeTo};
+use jiff::{Span, SpanRelativeTo, SpanRound, Unit};
 
 /// A text that is not a time.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +30,17 @@ pub fn parse_period(text: &str) -> Result<Duration, DurationError> {
     if duration.is_zero() { Err(DurationError::Zero) } else { Ok(duration) }
 }
 
+/// Formats a number of seconds with the units that it needs, such as `1h 30m`.
+pub fn format_seconds(seconds: u64) -> String {
+    let days = SpanRound::new().largest(Unit::Day).days_are_24_hours();
+    let span =
+        i64::try_from(seconds).ok().and_then(|seconds| Span::new().try_seconds(seconds).ok());
+    match span.and_then(|span| span.round(days).ok()) {
+        Some(span) => format!("{span:#}"),
+        None => format!("{seconds}s"),
+    }
+}
+
 /// Formats a number with commas between groups of three digits.
 pub fn grouped(number: u64) -> String {
     HumanCount(number).to_string()
@@ -42,6 +53,13 @@ mod tests {
     #[test]
     fn digits_are_grouped_by_thousands() {
         assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn seconds_are_shown_in_larger_units() {
+        let texts = [0, 59, 3_600, 90_061, 864_000, u64::MAX].map(format_seconds);
+        assert_eq!(texts[..5], ["0s", "59s", "1h", "1d 1h 1m 1s", "10d"]);
+        assert_eq!(texts[5], format!("{}s", u64::MAX));
     }
 
     #[test]

@@ -22,10 +22,10 @@ fn decisions_are_printed_as_text() {
     let (allowed, denied) = finished.stdout.split_at(finished.stdout.find("3:").unwrap());
     assert_eq!(
         allowed,
-        "1: allowed by 2/hour sliding-log, 1 remaining, resets in 3600s\n\
-         2: allowed by 2/hour sliding-log, 0 remaining, resets in 3600s\n"
+        "1: allowed by 2/hour sliding-log, 1 remaining, resets in 1h\n\
+         2: allowed by 2/hour sliding-log, 0 remaining, resets in 1h\n"
     );
-    assert_eq!(denied, "3: denied by 2/hour sliding-log, 0 remaining, retry in 3600s\n");
+    assert_eq!(denied, "3: denied by 2/hour sliding-log, 0 remaining, retry in 1h\n");
     assert_eq!(finished.stderr, "");
 }
 

@@ -133,7 +133,7 @@ impl<L: Wait> StayWithinLayer<L> {
     ///
     /// Use it if the upstream service sends wrong or hostile headers: a pause lasts for up to a day.
     #[must_use]
-    pub fn unlearned(self) -> Self {
+    pub fn ignore_responses(self) -> Self {
         self.set(|settings| settings.pauses = None)
     }
 

@@ -195,7 +195,7 @@ fn after_a_pause_the_limit_holds_as_before() {
 fn nothing_is_learned_if_so_chosen() {
     let clock = kit::clock();
     let other = Other::new(&clock, Some(("retry-after", "60")));
-    let layer = StayWithinLayer::new(limiter("100/second", &clock)).unlearned();
+    let layer = StayWithinLayer::new(limiter("100/second", &clock)).ignore_responses();
     let mut client = layer.clock(clock.clone()).layer(other.service());
     for _ in 0..3 {
         run(&clock, client.call(get("http://a.example/"))).unwrap();

@@ -138,7 +138,7 @@ async fn retries_can_be_turned_off() {
     assert_eq!(upstream.send(&layer, Method::GET).await.unwrap().status(), 429);
     assert_eq!(upstream.send(&layer, Method::GET).await.unwrap().status(), 429);
     assert_eq!(upstream.times(), [0, 2], "the second call waits for the pause");
-    let layer = upstream.layer("100/second").unlearned();
+    let layer = upstream.layer("100/second").ignore_responses();
     assert_eq!(upstream.send(&layer, Method::GET).await.unwrap().status(), 429);
     assert_eq!(upstream.times(), [0, 2, 2]);
 }

@@ -18,14 +18,14 @@ pub(super) struct Question {
 
 /// The reason why something could not be checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Blind {
+pub(super) struct NotChecked {
     reason: String,
     advice: String,
     no_permission: bool,
 }
 
 /// A checked value, or the reason why it is missing.
-pub(super) type Seen<T> = Result<T, Blind>;
+pub(super) type Checked<T> = Result<T, NotChecked>;
 
 /// The output of INFO.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl Question {
         link: &mut Link,
         user: &str,
         args: &[&str],
-    ) -> Seen<T> {
+    ) -> Checked<T> {
         let mut command = redis::Cmd::new();
         for word in self.words.iter().chain(args) {
             command.arg(*word);
@@ -60,7 +60,7 @@ impl Question {
         match timeout(COMMAND_TIMEOUT, command.query_async(link.connection())).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(self.refused(&error, user)),
-            Err(_) => Err(Blind {
+            Err(_) => Err(NotChecked {
                 reason: format!("no response to {} within {COMMAND_TIMEOUT:?}", self.name()),
                 advice: "check for slow commands: SLOWLOG GET 10".to_owned(),
                 no_permission: false,
@@ -68,19 +68,19 @@ impl Question {
         }
     }
 
-    fn refused(self, error: &RedisError, user: &str) -> Blind {
+    fn refused(self, error: &RedisError, user: &str) -> NotChecked {
         let name = self.name();
         if error.code() == Some("NOPERM") {
             let advice = format!("allow it with ACL SETUSER {user} {}", self.rules);
             let advice = format!("{advice}, or run the doctor as another user");
-            return Blind {
+            return NotChecked {
                 reason: format!("no permission for {name}"),
                 advice,
                 no_permission: true,
             };
         }
         let advice = format!("run it manually: {name}");
-        Blind { reason: format!("{name} failed: {error}"), advice, no_permission: false }
+        NotChecked { reason: format!("{name} failed: {error}"), advice, no_permission: false }
     }
 
     fn name(self) -> String {
@@ -88,7 +88,7 @@ impl Question {
     }
 }
 
-impl Blind {
+impl NotChecked {
     pub(super) fn is_missing_permission(&self) -> bool {
         self.no_permission
     }

@@ -33,7 +33,7 @@ mod version;
 use std::time::Duration;
 
 use self::{
-    ask::{INFO, Info, Seen},
+    ask::{Checked, INFO, Info},
     findings as table,
     persistence::DiskSettings,
     reach::unreachable,
@@ -125,7 +125,7 @@ struct Doctor<'a> {
 }
 
 /// An examined server.
-struct Patient {
+struct ExaminedServer {
     report: ServerReport,
     /// Its slots, in a cluster.
     slots: Vec<Range>,
@@ -135,8 +135,8 @@ struct Patient {
 
 impl Doctor<'_> {
     async fn examine_one(&self, address: &Address) -> Report {
-        let patient = self.look(address, Part::Alone).await;
-        self.conclude(Vec::new(), Vec::new(), vec![patient]).await
+        let server = self.look(address, Part::Alone).await;
+        self.conclude(Vec::new(), Vec::new(), vec![server]).await
     }
 
     async fn examine_sentinels(&self, sentinels: &Sentinels) -> Report {
@@ -145,12 +145,12 @@ impl Doctor<'_> {
             asked.push(sentinel::look(address, &sentinels.access, &sentinels.master).await);
         }
         let setup = vec![sentinel::agreement(&asked, &sentinels.master)];
-        let mut patients = Vec::new();
+        let mut examined = Vec::new();
         if let Some(master) = sentinels.find().await {
-            patients.push(self.look(&master, Part::Master).await);
+            examined.push(self.look(&master, Part::Master).await);
         }
         let asked = asked.into_iter().map(|sentinel| sentinel.report).collect();
-        self.conclude(setup, asked, patients).await
+        self.conclude(setup, asked, examined).await
     }
 
     async fn examine_cluster(&self, seeds: &[Address]) -> Report {
@@ -166,26 +166,26 @@ impl Doctor<'_> {
         let mut setup = vec![coverage(&ranges)];
         // The other servers have already described the cluster.
         setup.extend(silent.into_iter().map(|it| Finding { level: Level::Warning, ..it }));
-        let mut patients = Vec::new();
+        let mut examined = Vec::new();
         for (master, slots) in by_master(ranges) {
-            let patient = self.look(&master, Part::ClusterMaster).await;
-            patients.push(Patient { slots, ..patient });
+            let server = self.look(&master, Part::ClusterMaster).await;
+            examined.push(ExaminedServer { slots, ..server });
         }
-        self.conclude(setup, Vec::new(), patients).await
+        self.conclude(setup, Vec::new(), examined).await
     }
 
     /// Explains for each server why it is not a cluster.
     async fn examine_no_cluster(&self, seeds: &[Address]) -> Report {
-        let mut patients = Vec::new();
+        let mut examined = Vec::new();
         for seed in seeds {
-            let patient = self.look(seed, Part::ClusterMaster).await;
-            patients.push(Patient { is_usable: false, ..patient });
+            let server = self.look(seed, Part::ClusterMaster).await;
+            examined.push(ExaminedServer { is_usable: false, ..server });
         }
         let mut setup = Vec::new();
-        if patients.iter().any(|patient| patient.report.is_reached) {
+        if examined.iter().any(|server| server.report.is_reached) {
             setup.push(table::NO_SLOT_MAP.with(&[]));
         }
-        self.conclude(setup, Vec::new(), patients).await
+        self.conclude(setup, Vec::new(), examined).await
     }
 
     /// Runs the scripts on the servers that can run them.
@@ -193,32 +193,32 @@ impl Doctor<'_> {
         &self,
         setup: Vec<Finding>,
         mut servers: Vec<ServerReport>,
-        mut patients: Vec<Patient>,
+        mut examined: Vec<ExaminedServer>,
     ) -> Report {
-        let all_usable = !patients.is_empty() && patients.iter().all(|patient| patient.is_usable);
+        let all_usable = !examined.is_empty() && examined.iter().all(|server| server.is_usable);
         let trial = match all_usable {
             true => Some(Trial::begin(self.url, self.options).await),
             false => None,
         };
-        for patient in patients.iter_mut().filter(|patient| patient.report.is_reached) {
+        for server in examined.iter_mut().filter(|server| server.report.is_reached) {
             let finding = match &trial {
                 None => table::SCRIPTS_NOT_TRIED.with(&[]),
                 Some(Err(finding)) => finding.clone(),
-                Some(Ok(trial)) => trial.run(&patient.slots).await,
+                Some(Ok(trial)) => trial.run(&server.slots).await,
             };
-            patient.report.findings.push(finding);
+            server.report.findings.push(finding);
         }
-        servers.splice(0..0, patients.into_iter().map(|patient| patient.report));
+        servers.splice(0..0, examined.into_iter().map(|server| server.report));
         Report { setup, servers }
     }
 
-    async fn look(&self, address: &Address, part: Part) -> Patient {
+    async fn look(&self, address: &Address, part: Part) -> ExaminedServer {
         let mut report = ServerReport::new(address, part);
         let mut link = match reach::open(address, &self.url.access).await {
             Ok(link) => link,
             Err(error) => {
                 report.findings.push(unreachable(address, &error));
-                return Patient { report, slots: Vec::new(), is_usable: false };
+                return ExaminedServer { report, slots: Vec::new(), is_usable: false };
             }
         };
         let user = self.user();
@@ -228,13 +228,13 @@ impl Doctor<'_> {
         report.findings = self.findings(&mut link, &info, address, part).await;
         // Without permission for INFO, assume that the server is usable, as a store does.
         let is_usable = info.as_ref().map_or(true, |info| role::is_usable(info, part));
-        Patient { report, slots: Vec::new(), is_usable }
+        ExaminedServer { report, slots: Vec::new(), is_usable }
     }
 
     async fn findings(
         &self,
         link: &mut Link,
-        info: &Seen<Info>,
+        info: &Checked<Info>,
         address: &Address,
         part: Part,
     ) -> Vec<Finding> {
@@ -247,10 +247,10 @@ impl Doctor<'_> {
                 findings.extend(memory::check(info));
                 findings.extend(persistence::check(info, &DiskSettings::look(link, user).await));
             }
-            Err(blind) => {
+            Err(failed) => {
                 let subjects =
                     ["version", "role", "cluster", "replicas", "eviction", "memory", "persistence"];
-                findings.extend(subjects.map(|subject| blind.finding(subject)));
+                findings.extend(subjects.map(|subject| failed.finding(subject)));
             }
         }
         let trips = network::round_trips(link).await;

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Finding,
-    ask::{Seen, TIME},
+    ask::{Checked, TIME},
     findings as table,
 };
 use crate::link::{Access, Address, Link};
@@ -53,7 +53,7 @@ fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
 }
 
 /// Returns how far the server's clock is ahead of ours, in microseconds; the round trip limits the precision.
-pub(super) async fn clock_ahead(link: &mut Link, user: &str) -> Seen<i64> {
+pub(super) async fn clock_ahead(link: &mut Link, user: &str) -> Checked<i64> {
     let clock = SystemClock::new();
     let sent = clock.now().as_micros();
     let (seconds, micros): (u64, u64) = TIME.ask(link, user, &[]).await?;
@@ -62,9 +62,9 @@ pub(super) async fn clock_ahead(link: &mut Link, user: &str) -> Seen<i64> {
     Ok(there as i64 - there.clamp(sent, received.max(sent)) as i64)
 }
 
-pub(super) fn check_clock(ahead: &Seen<i64>) -> Finding {
+pub(super) fn check_clock(ahead: &Checked<i64>) -> Finding {
     let ahead = match ahead {
-        Err(blind) => return blind.finding("clock"),
+        Err(failed) => return failed.finding("clock"),
         Ok(ahead) => *ahead,
     };
     let apart = format!("{:.1?}", Duration::from_micros(ahead.unsigned_abs()));

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{
     Finding,
-    ask::{CONFIG_GET, Info, Seen},
+    ask::{CONFIG_GET, Checked, Info},
     findings as table,
 };
 use crate::link::Link;
@@ -33,7 +33,7 @@ const FAILURES: [(&str, &str, &str); 3] = [
 ];
 
 impl DiskSettings {
-    pub(super) async fn look(link: &mut Link, user: &str) -> Seen<Self> {
+    pub(super) async fn look(link: &mut Link, user: &str) -> Checked<Self> {
         // One by one, because CONFIG GET with several names needs Redis 7.
         let mut settings: HashMap<String, String> = HashMap::new();
         for name in ["save", "appendfsync", "stop-writes-on-bgsave-error"] {
@@ -49,7 +49,7 @@ impl DiskSettings {
     }
 }
 
-pub(super) fn check(info: &Info, settings: &Seen<DiskSettings>) -> Vec<Finding> {
+pub(super) fn check(info: &Info, settings: &Checked<DiskSettings>) -> Vec<Finding> {
     let failed = |(field, ..): &&(&str, &str, &str)| info.text(field).is_some_and(|it| it != "ok");
     let failures = FAILURES.iter().filter(failed);
     let mut findings: Vec<_> = failures
@@ -63,7 +63,7 @@ pub(super) fn check(info: &Info, settings: &Seen<DiskSettings>) -> Vec<Finding> 
                 findings.push(table::STOPS_WRITES.with(&[]));
             }
         }
-        Err(blind) => findings.push(blind.finding("persistence")),
+        Err(failed) => findings.push(failed.finding("persistence")),
     }
     findings
 }
@@ -83,11 +83,11 @@ fn kept(appends: bool, settings: &DiskSettings) -> Finding {
 mod tests {
     use super::{super::Level, *};
 
-    fn settings(saves: bool, fsync: &str) -> Seen<DiskSettings> {
+    fn settings(saves: bool, fsync: &str) -> Checked<DiskSettings> {
         Ok(DiskSettings { saves, fsync: fsync.to_owned(), stops_writes: true })
     }
 
-    fn levels(info: &str, settings: &Seen<DiskSettings>) -> Vec<(&'static str, Level)> {
+    fn levels(info: &str, settings: &Checked<DiskSettings>) -> Vec<(&'static str, Level)> {
         let findings = check(&Info::new(info), settings);
         findings.iter().map(|finding| (finding.subject, finding.level)).collect()
     }

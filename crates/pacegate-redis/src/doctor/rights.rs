@@ -4,7 +4,7 @@ use redis::{Pipeline, Value};
 
 use super::{
     Finding, Part,
-    ask::{ACL_DRYRUN, ACL_WHOAMI, Seen},
+    ask::{ACL_DRYRUN, ACL_WHOAMI, Checked},
     findings as table,
 };
 use crate::{acl::acl_line, link::Link};
@@ -46,11 +46,11 @@ impl Rights {
         asker: &str,
         part: Part,
         key: &str,
-    ) -> Seen<Option<Self>> {
+    ) -> Checked<Option<Self>> {
         let user: String = ACL_WHOAMI.ask(link, asker, &[]).await?;
-        let probe: Seen<Value> = ACL_DRYRUN.ask(link, asker, &[&user, "PING"]).await;
-        if let Err(blind) = probe {
-            return if blind.is_missing_permission() { Err(blind) } else { Ok(None) };
+        let probe: Checked<Value> = ACL_DRYRUN.ask(link, asker, &[&user, "PING"]).await;
+        if let Err(failed) = probe {
+            return if failed.is_missing_permission() { Err(failed) } else { Ok(None) };
         }
         let cluster = if part == Part::ClusterMaster { &NEEDED_IN_CLUSTER[..] } else { &[] };
         let needed: Vec<&str> = NEEDED.iter().chain(cluster).copied().collect();
@@ -97,9 +97,9 @@ fn rule(command: &str) -> String {
     }
 }
 
-pub(super) fn check(rights: &Seen<Option<Rights>>, asker: &str, prefix: &str) -> Vec<Finding> {
+pub(super) fn check(rights: &Checked<Option<Rights>>, asker: &str, prefix: &str) -> Vec<Finding> {
     let Rights { user, missing, needless } = match rights {
-        Err(blind) => return vec![blind.finding("rights")],
+        Err(failed) => return vec![failed.finding("rights")],
         Ok(None) => return vec![table::RIGHTS_UNKNOWN.with(&[&asker])],
         Ok(Some(rights)) => rights,
     };

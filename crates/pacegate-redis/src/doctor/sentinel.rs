@@ -41,13 +41,13 @@ pub(super) async fn look(address: &Address, access: &Access, name: &str) -> Sent
                 return Sentinel { report, master: None };
             }
         }
-        Err(blind) => report.findings.push(blind.finding("version")),
+        Err(failed) => report.findings.push(failed.finding("version")),
     }
     let fields = SENTINEL_MASTER.ask::<Fields>(&mut link, user, &[name]).await;
     let master = fields.as_ref().ok().and_then(address_of);
     match fields {
         Ok(fields) => report.findings.extend(opinion(&fields, name)),
-        Err(blind) => report.findings.push(blind.finding("master")),
+        Err(failed) => report.findings.push(failed.finding("master")),
     }
     Sentinel { report, master }
 }

@@ -146,7 +146,7 @@ impl<'a> Problems<'a> {
         self.found.len() + self.left_out
     }
 
-    /// Returns the value if there are no problems.
+    /// Returns the value, or the problems if any were found.
     pub(crate) fn finish<T>(self, value: Option<T>) -> Result<T, ConfigError> {
         let Self { file, mut found, left_out, .. } = self;
         found.sort_by_key(|problem| problem.position.map(|at| (at.line, at.column)));

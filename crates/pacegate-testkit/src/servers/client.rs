@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::wait::PATIENCE;
+use super::wait::SERVER_TIMEOUT;
 
 /// A RESP2 connection that sends one command after the other.
 ///
@@ -48,8 +48,8 @@ impl Client {
     pub fn connect(address: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(SERVER_TIMEOUT))?;
+        stream.set_write_timeout(Some(SERVER_TIMEOUT))?;
         Ok(Self { stream: BufReader::new(Box::new(stream)) })
     }
 
@@ -60,8 +60,8 @@ impl Client {
     /// If the connection fails.
     pub fn connect_unix(path: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(SERVER_TIMEOUT))?;
+        stream.set_write_timeout(Some(SERVER_TIMEOUT))?;
         Ok(Self { stream: BufReader::new(Box::new(stream)) })
     }
 

@@ -1,5 +1,5 @@
 use super::{
-    Flavor, Reply, Server, ServerOptions, options::OWN_USER, wait::PATIENCE, wait::eventually,
+    Flavor, Reply, Server, ServerOptions, options::OWN_USER, wait::SERVER_TIMEOUT, wait::eventually,
 };
 
 /// Number of slots of a cluster.
@@ -40,7 +40,7 @@ impl Cluster {
         cluster.share_slots(masters);
         cluster.introduce();
         cluster.appoint_replicas(masters);
-        eventually(2 * PATIENCE, "the cluster is ready", || cluster.is_ready(masters));
+        eventually(2 * SERVER_TIMEOUT, "the cluster is ready", || cluster.is_ready(masters));
         if replicas_per_master == 0 {
             cluster.tolerate_slow_nodes();
         }
@@ -158,7 +158,7 @@ impl Cluster {
             other.must(&words);
         }
         let known = || self.running().all(|node| owner_port(node, slot) == Some(to.port()));
-        eventually(PATIENCE, "every node knows the new owner", known);
+        eventually(SERVER_TIMEOUT, "every node knows the new owner", known);
     }
 
     fn running(&self) -> impl Iterator<Item = &Server> {
@@ -192,7 +192,7 @@ impl Cluster {
         }
         let all = self.nodes.len();
         let met = || self.nodes.iter().all(|node| peers(node).len() == all);
-        eventually(2 * PATIENCE, "all nodes have met", met);
+        eventually(2 * SERVER_TIMEOUT, "all nodes have met", met);
     }
 
     fn appoint_replicas(&self, masters: usize) {

@@ -6,7 +6,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::wait::{PATIENCE, becomes_so};
+use super::wait::{SERVER_TIMEOUT, poll_until};
 
 /// A child process with a log, which ends when it is dropped.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Process {
     /// Waits until it is ready. Panics with the end of its log on a timeout or if it exits.
     pub(super) fn wait_until(&mut self, name: &str, mut ready: impl FnMut() -> bool) {
         let ended = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
-        let done = becomes_so(PATIENCE, || ended(&mut self.child) || ready());
+        let done = poll_until(SERVER_TIMEOUT, || ended(&mut self.child) || ready());
         let good = done && !ended(&mut self.child);
         assert!(good, "{name} failed to start:\n{}", tail(&self.log));
     }

@@ -1,4 +1,4 @@
-use super::{Flavor, Server, wait::PATIENCE, wait::eventually};
+use super::{Flavor, Server, wait::SERVER_TIMEOUT, wait::eventually};
 
 /// Name of the monitored master.
 const NAME: &str = "mymaster";
@@ -24,21 +24,16 @@ impl Sentinels {
         let master = Server::start(flavor);
         let replica = Server::options(flavor).replica_of(&master).start();
         let linked = || replica.info("master_link_status").as_deref() == Some("up");
-        eventually(PATIENCE, "the replica follows", linked);
+        eventually(SERVER_TIMEOUT, "the replica follows", linked);
         let sentinels = (0..3).map(|_| sentinel(flavor, &master)).collect();
         let all = Self { master, replica, sentinels };
-        eventually(2 * PATIENCE, "the sentinels agree", || all.agree());
+        eventually(2 * SERVER_TIMEOUT, "the sentinels agree", || all.agree());
         all
     }
 
     /// Returns the initial master. [`master_address`](Self::master_address) returns the current one.
     pub fn master(&self) -> &Server {
         &self.master
-    }
-
-    /// Returns the initial master, to kill and restart it.
-    pub fn master_mut(&mut self) -> &mut Server {
-        &mut self.master
     }
 
     /// Returns the initial replica.
@@ -54,11 +49,6 @@ impl Sentinels {
     /// Returns the three sentinels.
     pub fn sentinels(&self) -> &[Server] {
         &self.sentinels
-    }
-
-    /// Returns the three sentinels, to kill and restart them.
-    pub fn sentinels_mut(&mut self) -> &mut [Server] {
-        &mut self.sentinels
     }
 
     /// Returns `redis+sentinel://127.0.0.1:S1,127.0.0.1:S2,127.0.0.1:S3/mymaster`.
@@ -88,8 +78,8 @@ impl Sentinels {
         // Sentinels reject it if they have no recent information about the replica, or during another
         // failover.
         let begun = || !sentinel.command(&["SENTINEL", "FAILOVER", NAME]).is_error();
-        eventually(2 * PATIENCE, "a failover begins", begun);
-        eventually(2 * PATIENCE, "the failover is over", || self.is_over(&old));
+        eventually(2 * SERVER_TIMEOUT, "a failover begins", begun);
+        eventually(2 * SERVER_TIMEOUT, "the failover is over", || self.is_over(&old));
     }
 
     fn is_over(&self, old: &str) -> bool {

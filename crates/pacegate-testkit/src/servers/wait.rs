@@ -6,21 +6,21 @@ use std::{
 };
 
 /// Maximum time that the test kit waits for a server.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Waits until a condition is true, by polling every few milliseconds.
 ///
 /// # Panics
 ///
 /// Panics if it is not true within `limit`; `what` describes the condition.
-pub fn eventually(limit: Duration, what: &str, is_so: impl FnMut() -> bool) {
-    assert!(becomes_so(limit, is_so), "timed out after {limit:?} waiting until {what}");
+pub fn eventually(limit: Duration, what: &str, condition: impl FnMut() -> bool) {
+    assert!(poll_until(limit, condition), "timed out after {limit:?} waiting until {what}");
 }
 
 /// Returns true if the condition becomes true within `limit`.
-pub(super) fn becomes_so(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+pub(super) fn poll_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let end = now() + limit;
-    while !is_so() {
+    while !condition() {
         if now() >= end {
             return false;
         }

@@ -7,6 +7,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
+#[cfg(not(all(target_family = "wasm", target_os = "unknown")))]
+use quanta::Clock as TickCounter;
 
 use super::{Clock, Timestamp};
 
@@ -51,22 +53,21 @@ pub(crate) fn disciplined() -> &'static Disciplined {
 
 /// WebAssembly without an operating system has no clock, so every limiter needs one of the program.
 #[cfg(all(target_family = "wasm", target_os = "unknown"))]
-mod quanta {
-    #[derive(Debug)]
-    pub(super) struct Clock;
+#[derive(Debug)]
+struct TickCounter;
 
-    impl Clock {
-        pub(super) fn new() -> Self {
-            panic!("this target has no clock: set one with `LimiterBuilder::clock`");
-        }
+#[cfg(all(target_family = "wasm", target_os = "unknown"))]
+impl TickCounter {
+    fn new() -> Self {
+        panic!("this target has no clock: set one with `LimiterBuilder::clock`");
+    }
 
-        pub(super) fn raw(&self) -> u64 {
-            0
-        }
+    fn raw(&self) -> u64 {
+        0
+    }
 
-        pub(super) fn delta_as_nanos(&self, from: u64, to: u64) -> u64 {
-            to - from
-        }
+    fn delta_as_nanos(&self, from: u64, to: u64) -> u64 {
+        to - from
     }
 }
 
@@ -82,7 +83,7 @@ const SLEW: i128 = 500;
 /// A linear function from counter ticks to microseconds, adjusted every second towards the wall clock.
 #[derive(Debug)]
 pub(crate) struct Disciplined {
-    counter: quanta::Clock,
+    counter: TickCounter,
     ticks_per_second: u64,
     nominal_slope: u64,
     /// Odd while `line` is being written: readers then retry. A writer holds `bending`.
@@ -104,7 +105,7 @@ struct Line {
 
 impl Disciplined {
     fn start() -> Self {
-        let counter = quanta::Clock::new();
+        let counter = TickCounter::new();
         let ticks = 1_000_000_000;
         let nanos = u128::from(counter.delta_as_nanos(0, ticks).max(1));
         let nominal_slope = ((nanos << SLOPE) / 1_000 / u128::from(ticks)) as u64;

@@ -104,7 +104,8 @@ impl Algorithm {
         self.facts().max_amount
     }
 
-    /// Returns true if the state is a list that grows with the amount, instead of a [`State`](crate::algorithm::State) of 16 bytes.
+    /// Returns true if the state is a list that grows with the amount, instead of a
+    /// [`State`](crate::algorithm::State) of 16 bytes.
     #[inline]
     pub const fn keeps_log(self) -> bool {
         self.facts().keeps_log

@@ -33,7 +33,7 @@ struct Seen {
     loads: usize,
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Page {
     pub(super) fn new(browser: Arc<Chromium>) -> Self {
@@ -56,7 +56,7 @@ impl Page {
     pub fn open(&self, address: &str) {
         let before = self.look(|seen| seen.loads);
         self.ask("Page.navigate", &json!({ "url": address }));
-        eventually(PATIENCE, "the page is loaded", || self.look(|seen| seen.loads) > before);
+        eventually(SERVER_TIMEOUT, "the page is loaded", || self.look(|seen| seen.loads) > before);
     }
 
     /// Returns the value of an expression as JSON; waits for promises.
@@ -78,7 +78,7 @@ impl Page {
     ///
     /// Panics if it is not true within twenty seconds.
     pub fn wait_until(&self, expression: &str) {
-        eventually(PATIENCE, expression, || self.evaluate(expression) == true);
+        eventually(SERVER_TIMEOUT, expression, || self.evaluate(expression) == true);
     }
 
     /// Returns the visible text of the first element that a selector matches.

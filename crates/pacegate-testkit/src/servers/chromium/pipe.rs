@@ -43,7 +43,7 @@ struct Said {
 }
 
 /// Timeout; the browser may start slowly on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Pipe {
     pub(super) fn new(stdin: ChildStdin, stdout: ChildStdout, log: PathBuf) -> Self {
@@ -57,7 +57,7 @@ impl Pipe {
     pub(super) fn ask(&self, method: &str, parameters: &Value, session: Option<&str>) -> Value {
         let id = self.send(method, parameters, session);
         let wanted = |said: &mut Said| !said.replies.contains_key(&id) && !said.ended;
-        let waiting = self.heard.more.wait_timeout_while(self.heard.said(), PATIENCE, wanted);
+        let waiting = self.heard.more.wait_timeout_while(self.heard.said(), SERVER_TIMEOUT, wanted);
         let (mut said, _) = waiting.unwrap_or_else(PoisonError::into_inner);
         let Some(mut reply) = said.replies.remove(&id) else {
             panic!("no response from Chromium to {method}:\n{}", tail(&self.log));

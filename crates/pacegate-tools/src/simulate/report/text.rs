@@ -4,14 +4,13 @@ use std::fmt;
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, Table, presets};
-use jiff::{Span, SpanRound, Unit};
 
 use super::{
     Headroom, KeyReport, PolicyReport, Report, SuggestionReport, VariantReport,
     change::{Change, KeyChange, PolicyChange},
     percent, whose,
 };
-use crate::text::grouped;
+use crate::text::{format_seconds, grouped};
 
 /// Displays a report as text.
 #[derive(Debug)]
@@ -23,8 +22,6 @@ const BAD: Style = AnsiColor::Red.on_default();
 const QUIET: Style = Style::new().dimmed();
 /// Width of a plot, in characters.
 const WIDTH: usize = 60;
-/// Maximum length of the traffic in the report: ten thousand years.
-const MAX_SECONDS: i64 = 315_360_000_000;
 /// Maximum width of a key, in characters.
 const KEY_WIDTH: usize = 40;
 
@@ -348,11 +345,9 @@ fn plot(values: &[u64], width: usize) -> String {
 }
 
 fn lasting(seconds: u64) -> String {
-    let days = SpanRound::new().largest(Unit::Day).days_are_24_hours();
-    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX).min(MAX_SECONDS);
-    match Span::new().seconds(seconds).round(days) {
-        Ok(span) if !span.is_zero() => format!("{span:#}"),
-        _ => "less than a second".to_owned(),
+    match seconds {
+        0 => "less than a second".to_owned(),
+        seconds => format_seconds(seconds),
     }
 }
 
