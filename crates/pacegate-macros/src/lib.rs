@@ -125,7 +125,7 @@ use crate::{args::Args, block::Item};
 /// If the store of an async function fails, the failure mode decides, and the call is not an error for that reason. If
 /// the future of a call is dropped while it waits for the store, the units may have been charged.
 ///
-/// To start each test with unused limits, call [`pacegate::registry::reset`]. To switch limits off in tests, use
+/// To start each test with unused limits, call `pacegate::registry::reset`. To switch limits off in tests, use
 /// `enabled`.
 ///
 /// The path of a function may change with the compiler version. Set a `name` if the counters are in a shared store.

@@ -10,8 +10,10 @@
 //                   areas) or "line" (dashed if `dashed`)
 //     data.step     seconds per sample (default: the distance between the last two)
 //     data.limits   [{ value, label }]: horizontal lines; a limit far above all values is only named
+//     data.axis, data.label   replace those of the options
 //     data.marks    [{ from, to, label }]: spans, or points if `to` is absent
 //     options       { label (for the summary), unit: "/s", height: 240, legend: true, utc: false,
+//                   axis: name of the vertical axis with its unit, format: text of a value with its unit,
 //                   span: minimum length of the axis in seconds }
 //   sparkline(host, data, options) -> { update(data) }   the same data without axes; options { label }
 //   bars(host, rows, options) -> { update(rows) }        a list of horizontal bars
@@ -157,7 +159,7 @@ export function instant(seconds, step = 1, utc = false) {
 
 class Timeline {
   constructor(host, options) {
-    this.options = { unit: "", height: 240, legend: true, utc: false, label: "", ...options };
+    this.options = { unit: "", height: 240, legend: true, utc: false, label: "", axis: "", ...options };
     this.hidden = new Set();
     this.at = null;
     this.legend = html("div", "chart-legend", host);
@@ -194,6 +196,8 @@ class Timeline {
     this.data = { limits: [], marks: [], ...data };
     const { times } = data;
     this.step = data.step ?? (times.length > 1 ? times[times.length - 1] - times[times.length - 2] : 1);
+    if (data.axis) this.options.axis = data.axis;
+    if (data.label) this.options.label = data.label;
     this.draw();
     this.drawLegend();
     this.root.setAttribute("aria-label", `${summary(data, this.options)} Arrow keys read single values.`);
@@ -245,8 +249,9 @@ class Timeline {
       const y = Math.round(this.y(value));
       svg("line", { class: "grid", x1: EDGE.left, x2: width - EDGE.right, y1: y, y2: y }, this.plot);
       const label = { x: EDGE.left - 8, y: y + 4, "text-anchor": "end" };
-      svg("text", label, this.plot).textContent = number(value);
+      svg("text", label, this.plot).textContent = this.options.format?.(value) ?? number(value);
     }
+    if (this.options.axis) svg("text", { x: 0, y: 10 }, this.plot).textContent = this.options.axis;
     const { step, at } = timeTicks(this.first, this.last, Math.max(2, Math.floor(width / 85)), this.options.utc);
     for (const time of at) {
       const label = { x: this.x(time), y: this.options.height - 6, "text-anchor": "middle" };
@@ -367,7 +372,7 @@ class Timeline {
       const line = html("div");
       const name = html("span", "", line);
       name.append(swatch(series.color), series.name);
-      html("span", "", line).textContent = " " + number(series.values[index] ?? null) + this.options.unit;
+      html("span", "", line).textContent = " " + valueText(series.values[index] ?? null, this.options);
       return line;
     });
     const begin = time - this.step;
@@ -480,14 +485,20 @@ function bar(row, index, most, options) {
   return item;
 }
 
-function summary(data, { label = "", unit = "" }) {
+/** Returns a value with its unit. */
+function valueText(value, { format, unit = "" }) {
+  return format && value !== null ? format(value) : number(value) + unit;
+}
+
+function summary(data, options) {
+  const { label = "" } = options;
   const { times, series } = data;
   if (times.length === 0) return `${label}: no data yet.`;
   const parts = series.map(({ name, values }) => {
     const known = values.filter((value) => value !== null);
     if (known.length === 0) return `${name}: unknown`;
-    const last = number(known[known.length - 1]);
-    return `${name}: last ${last}${unit}, highest ${number(Math.max(...known))}${unit}`;
+    const [last, highest] = [known[known.length - 1], Math.max(...known)].map((value) => valueText(value, options));
+    return `${name}: last ${last}, highest ${highest}`;
   });
   return `${label}. ${parts.join("; ")}.`;
 }

@@ -3,14 +3,14 @@
 import { number, timeline, whole } from "./chart.js";
 import { Refused, Unreachable, apiKey, ask, setApiKey } from "./api.js";
 import { Keys } from "./keys.js";
-import { Live, make, put, rate } from "./live.js";
+import { Live, atMost, duration, make, put, rate } from "./live.js";
 import { Policies } from "./policies.js";
 import { Health } from "./store.js";
 import { Try, curl } from "./try.js";
 
 const EVERY = 1000;
 const THEMES = { "": ["◐", "same as system"], light: ["☀", "light"], dark: ["☾", "dark"] };
-const TILES = { all: "Decisions", allowed: "Allowed", denied: "Denied", shadow: "Shadow denied" };
+const TILES = { all: "All", allowed: "Allowed", denied: "Denied", shadow: "Shadow denied", latency: "Decision latency" };
 const byId = (id) => document.getElementById(id);
 
 const live = new Live();
@@ -18,8 +18,9 @@ const policies = new Policies(live, show);
 const keys = new Keys(live, say);
 const trying = new Try();
 const health = new Health(live);
-const look = { label: "Decisions per second", unit: "/s", span: 60, height: 260 };
-const chart = timeline(byId("timeline"), live.chart(""), look);
+const chart = timeline(byId("timeline"), live.chart(""), { unit: "/s", span: 60, height: 260 });
+const latencyLook = { label: "Decision latency", axis: "latency", format: duration, span: 60, height: 160 };
+const latencyChart = timeline(byId("latency-timeline"), live.latencyChart(), latencyLook);
 const tiles = makeTiles();
 
 let timer = null;
@@ -32,6 +33,10 @@ start();
 
 function start() {
   byId("shown").addEventListener("change", draw);
+  byId("counted").addEventListener("change", ({ target }) => {
+    live.counted = target.value;
+    draw();
+  });
   byId("key-open").addEventListener("click", () => openKeys());
   byId("key-close").addEventListener("click", () => byId("key-dialog").close());
   byId("key-forget").addEventListener("click", forgetKey);
@@ -44,7 +49,7 @@ function start() {
     target.setCustomValidity(fits ? "" : "An API key consists of printable ASCII characters.");
   });
   byId("theme").addEventListener("click", nextTheme);
-  tellTheme();
+  showTheme();
   document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
   document.addEventListener("pacegate-changed", poll);
   poll();
@@ -64,7 +69,7 @@ async function poll() {
     failed(error);
   } finally {
     asking = false;
-    tellState();
+    showState();
     if (!document.hidden) timer = setTimeout(poll, EVERY);
   }
 }
@@ -91,7 +96,10 @@ function draw() {
   if (answer === null) return;
   updateShown(answer);
   const name = byId("shown").value;
-  chart.update(live.chart(name));
+  const title = live.counted === "units" ? "Units per second" : "Requests per second";
+  put(byId("timeline-title"), title);
+  chart.update({ ...live.chart(name), label: title, axis: title.toLowerCase() });
+  latencyChart.update(live.latencyChart());
   updateTiles(name);
   policies.update();
   keys.update();
@@ -100,10 +108,11 @@ function draw() {
   const idle = answer.policies.every((policy) => policy.allowed + policy.denied + policy.shadow_denied === 0);
   byId("first-steps").hidden = !idle;
   byId("timeline").hidden = idle;
+  byId("latency").hidden = idle;
   if (idle) put(byId("first-curl"), curl(example(answer)));
   put(byId("server"), location.host);
   // If the server has no API keys, hide the button.
-  byId("key-open").hidden = !answer.authorized.keys_configured && apiKey() === "";
+  byId("key-open").hidden = !answer.keys_configured && apiKey() === "";
 }
 
 /** Returns a request that the first policy covers, except policies for Envoy. */
@@ -119,9 +128,9 @@ function example({ policies: all }) {
 function makeTiles() {
   const made = {};
   for (const [id, title] of Object.entries(TILES)) {
-    const [value, note] = [make("b", { id: `now-${id}` }, "–"), make("span.quiet")];
-    byId("tiles").append(make(`div.tile.of-${id}`, {}, make("span.name", {}, title), value, note));
-    made[id] = { value, note };
+    const [name, value, note] = [make("span.name", {}, title), make("b", { id: `now-${id}` }, "–"), make("span.quiet")];
+    byId("tiles").append(make(`div.tile.of-${id}`, {}, name, value, note));
+    made[id] = { name, value, note };
   }
   return made;
 }
@@ -129,21 +138,25 @@ function makeTiles() {
 function updateTiles(name) {
   const counts = live.counts(name);
   const chosen = live.answer.policies.filter((policy) => name === "" || policy.name === name);
-  const total = (count) => chosen.reduce((sum, policy) => sum + policy[count], 0);
-  const [allowed, denied, shadow] = [total("allowed"), total("denied"), total("shadow_denied")];
-  const now = (count) => rate(counts[count]);
-  const asked = now("allowed") + now("denied") + now("shadow_denied");
-  const share = asked > 0 ? `${((100 * now("denied")) / asked).toFixed(1)} % of requests` : "none";
-  tell(tiles.all, asked, `${whole(allowed + denied + shadow)} since the start`);
-  tell(tiles.allowed, now("allowed"), `${whole(allowed)} since the start`);
-  tell(tiles.denied, now("denied"), `${share}, ${whole(denied)} since the start`);
-  tell(tiles.shadow, now("shadow_denied"), `allowed, ${whole(shadow)} since the start`);
+  const total = (counts) => chosen.reduce((sum, policy) => counts.reduce((all, count) => all + policy[count], sum), 0);
+  const kinds = { allowed: ["allowed"], denied: ["denied"], shadow: ["shadow_denied"] };
+  kinds.all = Object.values(kinds).flat();
+  for (const [id, fields] of Object.entries(kinds)) {
+    const perSecond = fields.reduce((sum, count) => sum + rate(counts[count]), 0);
+    const digits = perSecond >= 10 ? Math.round(perSecond) : Math.round(perSecond * 10) / 10;
+    const units = total(fields.map((count) => `${count}_units`));
+    put(tiles[id].name, `${TILES[id]} ${live.counted}`);
+    put(tiles[id].value, `${number(digits)}/s`);
+    put(tiles[id].note, `${amount(total(fields), "request")}, ${amount(units, "unit")} since the start`);
+  }
+  const listeners = live.answer.listeners.filter(({ latency }) => latency?.p99 != null);
+  const slowest = (name) => (listeners.length ? Math.max(...listeners.map(({ latency }) => latency[name])) : null);
+  put(tiles.latency.value, atMost(slowest("p99")));
+  put(tiles.latency.note, `p99, and p50 ${atMost(slowest("p50"))}, in the last minute`);
 }
 
-function tell({ value, note }, perSecond, text) {
-  const digits = perSecond >= 10 ? Math.round(perSecond) : Math.round(perSecond * 10) / 10;
-  put(value, `${number(digits)}/s`);
-  put(note, text);
+function amount(count, noun) {
+  return `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
 function updateShown({ policies: all }) {
@@ -164,7 +177,7 @@ function show(name) {
 }
 
 /** Updates the status at the top and the alerts. An alert is written only once, so that screen readers read it once. */
-function tellState() {
+function showState() {
   const { answer } = live;
   const alerts = [];
   let [state, text] = ["good", "live"];
@@ -192,12 +205,10 @@ function tellState() {
   byId("alerts").replaceChildren(...alerts.map(([kind, line]) => make(`p.alert.${kind}`, {}, line)));
 }
 
-function troubles({ store, reload, draining }) {
+function troubles({ store, reload_complaint: complaint, draining }) {
   const told = [];
-  if (store.reachable === false) told.push(["bad", "Store unreachable: applying failure modes. See Health."]);
-  if (reload?.complaint) {
-    told.push(["warn", `Configuration reload failed, keeping the previous one: ${reload.complaint}`]);
-  }
+  if (store.reachable === false) told.push(["bad", `Store unreachable: ${store.outage}.`]);
+  if (complaint) told.push(["warn", `Configuration reload failed, keeping the previous one: ${complaint}`]);
   if (draining) told.push(["warn", "The server is shutting down: it accepts no new connections."]);
   return told;
 }
@@ -241,10 +252,10 @@ function nextTheme() {
   } catch {
     // Without storage, the theme applies until the page is closed.
   }
-  tellTheme();
+  showTheme();
 }
 
-function tellTheme() {
+function showTheme() {
   const [sign, name] = THEMES[document.documentElement.dataset.theme ?? ""];
   put(byId("theme"), sign);
   byId("theme").setAttribute("aria-label", `Colours: ${name}`);

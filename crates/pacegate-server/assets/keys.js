@@ -8,8 +8,8 @@ import { duration, make, put } from "./live.js";
 /** The policy of limits that requests carry. The server does not know them, so it cannot look up these keys. */
 const AD_HOC = "ad-hoc";
 /** Display text of the empty key, of a policy with one counter for all. */
-const EVERYBODY = "all clients";
-const MOST_ROWS = 10;
+const ALL_CLIENTS = "all clients";
+const MAX_ROWS = 10;
 const BLOCK_TIMES = [
   [600, "10 minutes"],
   [3600, "1 hour"],
@@ -41,9 +41,9 @@ export class Keys {
   update() {
     const { answer } = this.live;
     const shadow = new Set(answer.policies.filter(({ mode }) => mode === "shadow").map(({ name }) => name));
-    const rows = (top) => top.slice(0, MOST_ROWS).map((key) => row(key, shadow));
-    this.traffic.update(rows(answer.top.traffic));
-    this.denied.update(rows(answer.top.denied));
+    const rows = (top) => top.slice(0, MAX_ROWS).map((key) => row(key, shadow));
+    this.traffic.update(rows(answer.busiest));
+    this.denied.update(rows(answer.most_denied));
     this.offer(answer.policies);
     this.updateBlocked(answer);
     const { policy, key, blocked } = this.looked ?? {};
@@ -82,7 +82,7 @@ export class Keys {
     this.shownBlocks = shown;
     const items = lines.map(({ policy, key, until }) => {
       const lift = { type: "button", onclick: () => this.unblock(policy, key), "aria-label": `Unblock ${key}` };
-      const whose = [make("b", {}, key || EVERYBODY), make("span.quiet", {}, policy)];
+      const whose = [make("b", {}, key || ALL_CLIENTS), make("span.quiet", {}, policy)];
       const name = make("span.label", { title: key }, ...whose);
       const left = make("span.left.number", {}, duration(until));
       return make("li", {}, name, left, make("button.plain", lift, "Unblock"));
@@ -122,7 +122,7 @@ export class Keys {
 
   show(policy, key, state) {
     const blocked = state ? state.source === "blocked" : this.isBlocked(policy, key);
-    const name = make("p.subject", {}, make("b", {}, key || EVERYBODY), make("span.quiet", {}, ` in ${policy}`));
+    const name = make("p.subject", {}, make("b", {}, key || ALL_CLIENTS), make("span.quiet", {}, ` in ${policy}`));
     const depends = !blocked && this.policies.some((other) => other.name === policy && other.overrides?.length > 0);
     if (!depends) name.append(" ", standing(state));
     const limits = (state?.limits ?? []).map((limit) => limitLine(limit));
@@ -210,5 +210,5 @@ function capacityOf(limit) {
 function row({ policy, key, allowed, denied, exact }, shadow) {
   const held = shadow.has(policy) ? { name: "shadow denied", color: "shadow" } : { name: "denied", color: "denied" };
   const parts = [{ name: "allowed", value: allowed, color: "allowed" }, { ...held, value: denied }];
-  return { label: key || EVERYBODY, key, policy, parts, exact, note: policy };
+  return { label: key || ALL_CLIENTS, key, policy, parts, exact, note: policy };
 }

@@ -2,17 +2,22 @@
 // responses.
 
 const KEPT = 300;
-const COUNTS = ["allowed", "denied", "shadow_denied"];
+const REQUESTS = ["allowed", "denied", "shadow_denied"];
+const COUNTS = [...REQUESTS, ...REQUESTS.map((count) => `${count}_units`)];
+const PERCENTILES = ["p50", "p99"];
 
 export class Live {
   constructor() {
     this.answer = null;
+    /** What charts and figures count: "requests" or "units". */
+    this.counted = "requests";
     this.clear();
   }
 
   clear() {
     this.times = [];
     this.samples = new Map();
+    this.latency = { p50: [], p99: [] };
   }
 
   /** The time of the newest sample, for `since`. */
@@ -21,7 +26,7 @@ export class Live {
   }
 
   take(answer) {
-    const { from, step, length, policies } = answer.history;
+    const { from, step, length, policies, latency } = answer.history;
     const restarted = this.answer !== null && this.answer.started !== answer.started;
     // There is a gap after our samples, from a time when the page was hidden. Start over.
     const torn = this.since !== null && length > 0 && from > this.since + step;
@@ -39,6 +44,10 @@ export class Live {
         counts[count] = [...counts[count], ...whole.slice(length - taken)].slice(-KEPT);
       }
     }
+    for (const name of PERCENTILES) {
+      const values = latency?.[name] ?? new Array(length).fill(null);
+      this.latency[name] = [...this.latency[name], ...values.slice(length - taken)].slice(-KEPT);
+    }
     const added = Array.from({ length: taken }, (_, i) => from + (skip + i) * step);
     this.times = [...this.times, ...added].slice(-KEPT);
     this.answer = answer;
@@ -47,21 +56,21 @@ export class Live {
   of(name) {
     if (!this.samples.has(name)) {
       const none = () => new Array(this.times.length).fill(0);
-      this.samples.set(name, { allowed: none(), denied: none(), shadow_denied: none() });
+      this.samples.set(name, Object.fromEntries(COUNTS.map((count) => [count, none()])));
     }
     return this.samples.get(name);
   }
 
-  /** Returns the samples of one policy, or the sum of all. */
+  /** Returns the field of a count: of requests or of units. */
+  field(count) {
+    return this.counted === "units" ? `${count}_units` : count;
+  }
+
+  /** Returns the samples of one policy, or the sum of all, in requests or units. */
   counts(name) {
-    if (name) return this.of(name);
-    const sum = (count) =>
-      this.times.map((_, i) => {
-        let total = 0;
-        for (const counts of this.samples.values()) total += counts[count][i];
-        return total;
-      });
-    return { allowed: sum("allowed"), denied: sum("denied"), shadow_denied: sum("shadow_denied") };
+    const all = name ? [this.of(name)] : [...this.samples.values()];
+    const sum = (count) => this.times.map((_, i) => all.reduce((total, counts) => total + counts[count][i], 0));
+    return Object.fromEntries(REQUESTS.map((count) => [count, sum(this.field(count))]));
   }
 
   /** Returns the data for chart.js; `last` limits it to the newest samples. */
@@ -74,12 +83,26 @@ export class Live {
     ];
     return { times: this.times.slice(-last), step: 1, series };
   }
+
+  /** Returns the decision latency in seconds for chart.js. */
+  latencyChart() {
+    const series = [
+      { name: "p99", values: this.latency.p99, color: "denied", kind: "line" },
+      { name: "p50", values: this.latency.p50, color: "allowed", kind: "line" },
+    ];
+    return { times: this.times, step: 1, series };
+  }
 }
 
 /** Returns the average per second over the newest samples. */
 export function rate(values, over = 5) {
   const newest = values.slice(-over);
   return newest.length === 0 ? 0 : newest.reduce((sum, value) => sum + value, 0) / newest.length;
+}
+
+/** Returns the upper bound of a latency as text. */
+export function atMost(seconds) {
+  return seconds === null || seconds === undefined ? "–" : `≤ ${duration(seconds)}`;
 }
 
 export function duration(seconds) {

@@ -1,9 +1,9 @@
 // The table of policies with their rates.
 
-import { number, sparkline } from "./chart.js";
+import { number, sparkline, whole } from "./chart.js";
 import { make, put, rate } from "./live.js";
 
-const MOST_ROWS = 50;
+const MAX_ROWS = 50;
 const SPARK_SAMPLES = 120;
 const USUAL_FAILURE = "local";
 const COLUMNS = ["Policy", "Limit", "Allowed", "Denied", "Shadow", "Last 2 minutes", "Budget used"];
@@ -16,9 +16,9 @@ export class Policies {
     this.filter = document.getElementById("policy-filter");
     this.filter.addEventListener("input", () => this.update());
     this.body = make("tbody");
-    const head = COLUMNS.map((name) => make("th", { scope: "col" }, name));
+    this.heads = COLUMNS.map((name) => make("th", { scope: "col" }, name));
     this.more = make("p.quiet", { hidden: true });
-    const table = make("table.policies", {}, make("thead", {}, make("tr", {}, ...head)), this.body);
+    const table = make("table.policies", {}, make("thead", {}, make("tr", {}, ...this.heads)), this.body);
     document.getElementById("policy-list").append(table, this.more);
   }
 
@@ -27,8 +27,9 @@ export class Policies {
     if (answer === null) return;
     const wanted = this.filter.value.trim().toLowerCase();
     const found = answer.policies.filter((policy) => searched(policy).includes(wanted));
-    const shown = found.slice(0, MOST_ROWS);
+    const shown = found.slice(0, MAX_ROWS);
     put(document.getElementById("revision"), about(answer));
+    [2, 3, 4].forEach((i) => put(this.heads[i], `${COLUMNS[i]} ${this.live.counted}`));
     this.filter.parentElement.hidden = answer.policies.length < 6 && wanted === "";
     const rows = shown.map((policy) => this.row(policy));
     if (rows.length !== this.body.children.length || rows.some((row, i) => this.body.children[i] !== row.root)) {
@@ -78,11 +79,12 @@ class Row {
   }
 
   update(policy, live) {
-    const counts = live.of(policy.name);
+    const counts = live.counts(policy.name);
     ["allowed", "denied", "shadow_denied"].forEach((count, i) => {
+      const [requests, units] = [policy[count], policy[`${count}_units`]];
       put(this.texts[i].fast, `${number(rounded(rate(counts[count])))}/s`);
-      put(this.texts[i].all, number(policy[count]));
-      this.cells[i].title = `${policy[count].toLocaleString("en-US")} since the start`;
+      put(this.texts[i].all, number(live.counted === "units" ? units : requests));
+      this.cells[i].title = `${whole(requests)} requests, ${whole(units)} units since the start`;
       this.cells[i].classList.toggle("none", policy[count] === 0);
     });
     this.spark.update(live.chart(policy.name, SPARK_SAMPLES));

@@ -1,7 +1,7 @@
 // Health: the store, its servers, and the listeners.
 
 import { number, whole } from "./chart.js";
-import { duration, make, put } from "./live.js";
+import { atMost, duration, make, put } from "./live.js";
 
 export class Health {
   constructor(live) {
@@ -33,13 +33,14 @@ export class Health {
   /** Computes requests per second from two consecutive responses. */
   updateListeners({ now, started, listeners = [] }) {
     const last = this.before?.started === started ? this.before : null;
-    const rows = listeners.map(({ name, connections, requests }) => {
+    const rows = listeners.map(({ name, connections, requests, latency }) => {
       const then = last?.listeners.find((listener) => listener.name === name)?.requests;
       const known = then !== undefined && now > last.now;
       const speed = known ? Math.round((requests - then) / (now - last.now)) : null;
-      return [name, whole(connections), `${number(speed)}/s`, number(requests)];
+      const [p50, p99] = [latency?.p50, latency?.p99].map(atMost);
+      return [name, whole(connections), `${number(speed)}/s`, p50, p99];
     });
-    table("listeners", ["Listener", "Connections", "Requests", "Total"], rows);
+    table("listeners", ["Listener", "Connections", "Requests", "Latency p50", "p99"], rows);
     this.before = { now, started, listeners };
   }
 }
@@ -59,21 +60,23 @@ function memory(store) {
 }
 
 function redis(store) {
-  const { breaker, latency_us: latency, trips, batch, deny_cache: denials, leases } = store;
+  const { breaker, servers, trips, requests, calls } = store;
+  const slowest = Math.max(0, ...servers.map((server) => server.round_trip));
+  const batch = calls > 0 ? requests / calls : 0;
   return [
-    ["Breaker", breaker, breaker === "closed" ? `opened ${whole(store.opened)} ×` : "failure modes apply"],
-    ["Round trip", duration(latency / 1e6), "last, slowest server"],
+    ["Breaker", breaker, breaker === "closed" ? `opened ${whole(store.closed)} ×` : "failure modes apply"],
+    ["Round trip", duration(slowest), "last, slowest server"],
     ["Requests per call", Number(batch.toPrecision(3)).toString(), `${number(trips)} round trips`],
-    ["Deny cache", whole(denials.size), `${number(denials.hits)} calls saved`],
-    ["Leases", whole(leases.outstanding), `unused units, ${number(leases.hits)} requests served`],
-    ["Timeouts", whole(store.timeouts), "responses after the deadline"],
+    ["Deny cache", whole(store.deny_cache_entries), `${number(store.denied_locally)} calls saved`],
+    ["Leases", whole(store.lease_units_outstanding), `unused units, ${number(store.leased)} requests served`],
+    ["Timeouts", whole(store.timed_out), "responses after the deadline"],
   ];
 }
 
-function service({ policies, revision, reload, blocked_total: blocked, draining }) {
+function service({ policies, revision, reloads_refused: refused, blocked_total: blocked, draining }) {
   const degraded = policies.reduce((sum, policy) => sum + (policy.degraded ?? 0), 0);
   return [
-    ["Revision", whole(revision), reload.refused > 0 ? `${whole(reload.refused)} failed reloads` : "no failed reloads"],
+    ["Revision", whole(revision), refused > 0 ? `${whole(refused)} failed reloads` : "no failed reloads"],
     ["Degraded", whole(degraded), "decisions by failure modes"],
     ["Blocked keys", whole(blocked), "in this process"],
     ["Accepting requests", draining ? "no" : "yes", draining ? "shutting down" : ""],

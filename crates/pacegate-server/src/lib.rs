@@ -3,6 +3,7 @@
 mod active_config;
 mod audit;
 mod blocks;
+mod check;
 mod client;
 mod config;
 mod engine;

@@ -2,6 +2,8 @@
 
 use std::{
     fmt,
+    iter::{Sum, once},
+    ops::AddAssign,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -9,13 +11,11 @@ use std::{
     time::Duration,
 };
 
-use pacegate::{PolicyStats, ShareUsage};
+use pacegate::{MemoryStore, PolicyStats, ShareUsage};
 use pacegate_redis::RedisStats;
 use prometheus_client::{
     collector::Collector,
-    encoding::{
-        DescriptorEncoder, EncodeCounterValue, EncodeLabelSet, MetricEncoder, NoLabelSet, text,
-    },
+    encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text},
     metrics::MetricType,
     registry::Registry,
 };
@@ -27,10 +27,7 @@ use crate::{
 
 /// All metrics of the server.
 #[derive(Debug)]
-pub(crate) struct Metrics {
-    registry: Registry,
-    listeners: Vec<Arc<ListenerMetrics>>,
-}
+pub(crate) struct Metrics(Registry);
 
 /// The responses of one listener and their times. Threads count separately.
 #[derive(Debug)]
@@ -41,55 +38,51 @@ pub(crate) struct ListenerMetrics {
     socket: Option<Arc<Listener>>,
 }
 
-/// A histogram of response times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Latency {
-    buckets: [u64; BOUNDS.len() + 1],
-    sum: Duration,
-}
+/// A histogram of response times: the number of responses up to each of [`BOUNDS`], then those above.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Latency([u64; BUCKETS]);
 
 /// The counters of some threads, aligned to cache lines so that other threads do not slow them down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shard {
-    codes: [AtomicU64; MOST_CODES],
-    /// By [`BOUNDS`], and last those above all of them.
-    times: [AtomicU64; BOUNDS.len() + 1],
+    codes: [AtomicU64; MAX_CODES],
+    /// Times of decisions, by bucket of [`Latency`].
+    decisions: [AtomicU64; BUCKETS],
+    /// Times of other responses, such as reports.
+    others: [AtomicU64; BUCKETS],
+    /// Sum of all times.
     nanos: AtomicU64,
     degraded: AtomicU64,
 }
 
-/// Collects the counters of other parts on each scrape.
+/// Collects the counters of all parts on each scrape.
 #[derive(Debug)]
-struct Scrape {
-    active: Arc<ActiveConfig>,
-    listeners: Vec<Arc<ListenerMetrics>>,
-}
+struct Scrape(Arc<ActiveConfig>);
 
-/// Writes one family after the other.
+/// Writes one family of metrics after the other.
 struct Families<'a>(DescriptorEncoder<'a>);
 
-const MOST_CODES: usize = 24;
+/// A value with its labels.
+type Sample<const N: usize> = ([(&'static str, String); N], u64);
 
+const MAX_CODES: usize = 24;
 const SHARDS: usize = 16;
+const BUCKETS: usize = BOUNDS.len() + 1;
 
 /// Microseconds up to which a request is counted in each bucket.
-const BOUNDS: [u64; 14] = [
-    25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
+const BOUNDS: [u64; 15] = [
+    25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000,
+    1_000_000, 10_000_000,
 ];
 
 impl Metrics {
     /// Creates the metrics of the server and its listeners.
     pub(crate) fn new(active: Arc<ActiveConfig>, listeners: Vec<Arc<ListenerMetrics>>) -> Self {
+        active.live().set_listeners(listeners);
         let mut registry = Registry::default();
-        let scrape = Scrape { active, listeners: listeners.clone() };
-        registry.register_collector(Box::new(scrape));
-        Self { registry, listeners }
-    }
-
-    /// Returns the metrics of the listeners.
-    pub(crate) fn listeners(&self) -> &[Arc<ListenerMetrics>] {
-        &self.listeners
+        registry.register_collector(Box::new(Scrape(active)));
+        Self(registry)
     }
 
     /// The content type of [`Metrics::encode`].
@@ -99,7 +92,7 @@ impl Metrics {
     /// Returns the current metrics as OpenMetrics text.
     pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
         let mut out = String::new();
-        text::encode(&mut out, &self.registry)?;
+        text::encode(&mut out, &self.0)?;
         Ok(out)
     }
 }
@@ -107,7 +100,7 @@ impl Metrics {
 impl ListenerMetrics {
     /// Creates the metrics of a listener with this name and these response codes, at most 24.
     pub(crate) fn new(name: &'static str, codes: &'static [&'static str]) -> Self {
-        debug_assert!(codes.len() <= MOST_CODES, "{name} has too many codes");
+        debug_assert!(codes.len() <= MAX_CODES, "{name} has too many codes");
         let shards = std::iter::repeat_with(Shard::default).take(SHARDS).collect();
         Self { name, codes, shards, socket: None }
     }
@@ -118,22 +111,36 @@ impl ListenerMetrics {
         Self { socket: Some(socket), ..self }
     }
 
-    /// Counts a response with the code at this index, and its time.
+    /// Counts a decision with the code at this index, and its time.
     pub(crate) fn count(&self, code: usize, took: Duration) {
         self.count_many(code, 1, took);
     }
 
-    /// Counts several responses that were sent together.
+    /// Counts several decisions that were sent together.
     pub(crate) fn count_many(&self, code: usize, requests: u64, took: Duration) {
-        if requests == 0 {
-            return;
+        if requests > 0 {
+            self.record(code, requests, took, |shard| &shard.decisions);
         }
+    }
+
+    /// Counts a response without a decision, such as a report.
+    pub(crate) fn count_other(&self, code: usize, took: Duration) {
+        self.record(code, 1, took, |shard| &shard.others);
+    }
+
+    fn record(
+        &self,
+        code: usize,
+        requests: u64,
+        took: Duration,
+        times: fn(&Shard) -> &[AtomicU64; BUCKETS],
+    ) {
         let shard = &self.shards[thread_number() % SHARDS];
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let bucket = BOUNDS.iter().position(|bound| micros <= *bound).unwrap_or(BOUNDS.len());
-        shard.codes[code.min(MOST_CODES - 1)].fetch_add(requests, Ordering::Relaxed);
-        shard.times[bucket].fetch_add(requests, Ordering::Relaxed);
+        shard.codes[code.min(MAX_CODES - 1)].fetch_add(requests, Ordering::Relaxed);
+        times(shard)[bucket].fetch_add(requests, Ordering::Relaxed);
         shard.nanos.fetch_add(nanos.wrapping_mul(requests), Ordering::Relaxed);
     }
 
@@ -152,10 +159,9 @@ impl ListenerMetrics {
         (0..self.codes.len()).map(|place| self.sum(|shard| &shard.codes[place])).sum()
     }
 
-    /// Returns the response times so far.
+    /// Returns the times of all decisions so far.
     pub(crate) fn latency(&self) -> Latency {
-        let buckets = std::array::from_fn(|place| self.sum(|shard| &shard.times[place]));
-        Latency { buckets, sum: Duration::from_nanos(self.sum(|shard| &shard.nanos)) }
+        Latency(std::array::from_fn(|place| self.sum(|shard| &shard.decisions[place])))
     }
 
     /// Returns the number of open connections.
@@ -167,44 +173,45 @@ impl ListenerMetrics {
         let counts = self.shards.iter().map(|shard| counter(shard).load(Ordering::Relaxed));
         counts.fold(0, u64::wrapping_add)
     }
-
-    fn encode_times(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let latency = self.latency();
-        let bounds = Latency::bounds().map(|bound| bound.as_secs_f64()).chain([f64::INFINITY]);
-        let buckets: Vec<(f64, u64)> = bounds.zip(latency.buckets).collect();
-        let sum = latency.sum.as_secs_f64();
-        encoder.encode_histogram::<NoLabelSet>(sum, latency.count(), &buckets, None)
-    }
 }
 
 impl Latency {
-    /// Returns the upper bounds of all buckets but the last, which has none.
-    pub(crate) fn bounds() -> impl Iterator<Item = Duration> {
-        BOUNDS.iter().map(|&micros| Duration::from_micros(micros))
-    }
-
     /// Returns the number of requests.
     pub(crate) fn count(&self) -> u64 {
-        self.buckets.iter().fold(0, |sum, count| sum.wrapping_add(*count))
+        self.0.iter().fold(0, |sum, count| sum.wrapping_add(*count))
     }
 
-    /// Returns the sum of all response times.
-    pub(crate) fn sum(&self) -> Duration {
-        self.sum
+    /// Returns the requests that are not in an earlier histogram.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self(std::array::from_fn(|place| self.0[place].wrapping_sub(earlier.0[place])))
     }
 
     /// Returns the upper bound of the bucket that has the request at this percentage, such as 99 for the time within
-    /// which 99 % of the requests were answered. `None` without requests, and above the last bound.
+    /// which 99 % of the requests were answered. The last bucket has no bound; for it, returns the highest one. `None`
+    /// without requests.
     pub(crate) fn percentile(&self, percent: u64) -> Option<Duration> {
-        let rank = self.count().checked_mul(percent)?.div_ceil(100).max(1);
+        let rank = self.count().checked_mul(percent)?.div_ceil(100);
         let mut seen = 0_u64;
-        for (bound, count) in Self::bounds().zip(self.buckets) {
-            seen = seen.saturating_add(count);
-            if seen >= rank {
-                return Some(bound);
-            }
-        }
-        None
+        let place = self.0.iter().position(|count| {
+            seen = seen.saturating_add(*count);
+            seen >= rank && rank > 0
+        })?;
+        BOUNDS.get(place).or(BOUNDS.last()).map(|&micros| Duration::from_micros(micros))
+    }
+}
+
+impl AddAssign for Latency {
+    fn add_assign(&mut self, other: Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(sum, count)| *sum = sum.wrapping_add(count));
+    }
+}
+
+impl<'a> Sum<&'a Self> for Latency {
+    fn sum<I: Iterator<Item = &'a Self>>(all: I) -> Self {
+        all.fold(Self::default(), |mut sum, one| {
+            sum += *one;
+            sum
+        })
     }
 }
 
@@ -219,169 +226,126 @@ fn thread_number() -> usize {
 
 impl Collector for Scrape {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Self(active) = self;
         let mut families = Families(encoder);
-        families.info(
-            "pacegate_build",
-            "Version of the server",
-            &[("version", env!("CARGO_PKG_VERSION"))],
-        )?;
-        self.encode_decisions(&mut families)?;
-        self.encode_listeners(&mut families)?;
-        self.encode_config(&mut families)?;
-        match self.active.state() {
-            State::Memory(store) => {
-                let usage = store.usage();
-                families.gauge("pacegate_store_keys", "Keys in memory", usage.keys)?;
-                let help = "Maximum number of keys in memory";
-                families.gauge("pacegate_store_max_keys", help, usage.max_keys)?;
-                families.gauge(
-                    "pacegate_store_bytes",
-                    "Bytes used by the keys in memory",
-                    usage.bytes,
-                )?;
-                let help = "Decisions on the shared counter for keys beyond the maximum";
-                families.count("pacegate_store_overflowed", help, usage.overflowed)?;
-                families.shares(&store.shares())
-            }
+        families.build()?;
+        families.decisions(active)?;
+        families.listeners(active.live().listeners())?;
+        families.config(active)?;
+        match active.state() {
+            State::Memory(store) => families.memory(store),
             State::Redis(store) => families.redis(&store.stats()),
         }
     }
 }
 
-impl Scrape {
-    fn encode_decisions(&self, families: &mut Families<'_>) -> fmt::Result {
-        let stats = self.active.revision().engine.stats();
-        let all = || stats.policies.iter().chain([&stats.inline]);
-        let decisions = all().flat_map(|policy: &PolicyStats| {
-            let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
-            let name = policy.policy.as_str();
-            [("allowed", allowed), ("denied", denied), ("shadow_denied", shadow_denied)]
-                .map(|(outcome, count)| ([("policy", name), ("outcome", outcome)], count))
-        });
-        families.counts("pacegate_decisions", "Requests by policy and outcome", decisions)?;
-        let units = all().flat_map(|policy: &PolicyStats| {
-            let PolicyStats { allowed_units, denied_units, shadow_denied_units, .. } = *policy;
-            let name = policy.policy.as_str();
-            [("allowed", allowed_units), ("denied", denied_units)]
-                .into_iter()
-                .chain([("shadow_denied", shadow_denied_units)])
-                .map(move |(outcome, units)| ([("policy", name), ("outcome", outcome)], units))
-        });
-        let help = "Units (the sum of the costs of requests) by policy and outcome";
-        families.counts("pacegate_decision_units", help, units)?;
-        let degraded = all().map(|policy| ([("policy", policy.policy.as_str())], policy.degraded));
-        let help = "Requests decided by a failure mode because the store failed";
-        families.counts("pacegate_degraded", help, degraded)?;
-        let help = "Failed calls to the store";
-        families.count("pacegate_store_failures", help, stats.store_failures)
+impl Families<'_> {
+    fn build(&mut self) -> fmt::Result {
+        let labels = [("version", env!("CARGO_PKG_VERSION"))];
+        let kind = MetricType::Info;
+        let help = "Version of the server";
+        self.0.encode_descriptor("pacegate_build", help, None, kind)?.encode_info(&labels)
     }
 
-    fn encode_listeners(&self, families: &mut Families<'_>) -> fmt::Result {
-        let requests = self.listeners.iter().flat_map(|listener| {
-            listener.codes.iter().enumerate().map(|(place, &code)| {
-                let labels = [("listener", listener.name), ("code", code)];
+    fn decisions(&mut self, active: &ActiveConfig) -> fmt::Result {
+        let stats = active.revision().engine.stats();
+        let all = || stats.policies.iter().chain([&stats.inline]);
+        let outcomes = |counts: fn(&PolicyStats) -> [u64; 3]| {
+            all().flat_map(move |policy| {
+                let outcomes = ["allowed", "denied", "shadow_denied"].into_iter();
+                outcomes.zip(counts(policy)).map(|(outcome, count)| {
+                    let policy = policy.policy.to_string();
+                    ([("policy", policy), ("outcome", outcome.to_owned())], count)
+                })
+            })
+        };
+        let requests = outcomes(|policy| [policy.allowed, policy.denied, policy.shadow_denied]);
+        self.counters("pacegate_decisions", "Requests by policy and outcome", requests)?;
+        let units = outcomes(|policy| {
+            [policy.allowed_units, policy.denied_units, policy.shadow_denied_units]
+        });
+        let help = "Units (the sum of the costs of requests) by policy and outcome";
+        self.counters("pacegate_decision_units", help, units)?;
+        let degraded =
+            all().map(|policy| ([("policy", policy.policy.to_string())], policy.degraded));
+        let help = "Requests decided by a failure mode because the store failed";
+        self.counters("pacegate_degraded", help, degraded)?;
+        let help = "Failed calls to the store";
+        self.counter("pacegate_store_failures", help, stats.store_failures)
+    }
+
+    fn listeners(&mut self, listeners: &[Arc<ListenerMetrics>]) -> fmt::Result {
+        let requests = listeners.iter().flat_map(|listener| {
+            listener.codes.iter().enumerate().map(|(place, code)| {
+                let labels = [("listener", listener.name.to_owned()), ("code", (*code).to_owned())];
                 (labels, listener.sum(|shard| &shard.codes[place]))
             })
         });
-        let asked = requests.filter(|(_, count)| *count > 0);
-        families.counts("pacegate_requests", "Requests answered", asked)?;
-        let degraded = self
-            .listeners
-            .iter()
-            .map(|listener| ([("listener", listener.name)], listener.sum(|shard| &shard.degraded)));
+        let answered = requests.filter(|(_, count)| *count > 0);
+        self.counters("pacegate_requests", "Requests answered", answered)?;
+        let label = |listener: &ListenerMetrics| [("listener", listener.name.to_owned())];
+        let degraded = |listener: &ListenerMetrics| listener.sum(|shard| &shard.degraded);
+        let degraded = listeners.iter().map(|listener| (label(listener), degraded(listener)));
         let help = "Responses decided by a failure mode because the store failed";
-        families.counts("pacegate_degraded_answers", help, degraded)?;
-        families.times(&self.listeners)?;
-        let sockets = || {
-            let on = |listener: &Arc<ListenerMetrics>| listener.socket.clone();
-            self.listeners.iter().filter_map(on)
-        };
-        let open = sockets().map(|socket| ([("listener", socket.name())], socket.open()));
-        families.gauges("pacegate_connections", "Open connections", open)?;
-        let refused = sockets().map(|socket| ([("listener", socket.name())], socket.refused()));
+        self.counters("pacegate_degraded_answers", help, degraded)?;
+        self.times(listeners)?;
+        let sockets = || listeners.iter().filter_map(|listener| listener.socket.as_ref());
+        let label = |socket: &Listener| [("listener", socket.name().to_owned())];
+        let open = sockets().map(|socket| (label(socket), socket.open() as u64));
+        self.gauges("pacegate_connections", "Open connections", open)?;
+        let refused = sockets().map(|socket| (label(socket), socket.refused()));
         let help = "Connections closed because the listener had too many";
-        families.counts("pacegate_connections_refused", help, refused)
-    }
-
-    fn encode_config(&self, families: &mut Families<'_>) -> fmt::Result {
-        let number = self.active.revision().number;
-        families.gauge(
-            "pacegate_config_revision",
-            "Revision of the active configuration",
-            number,
-        )?;
-        let (refused, complaint) = self.active.refusals();
-        let help = "Failed reloads of the configuration";
-        families.count("pacegate_config_reload_failures", help, refused)?;
-        let help = "1 if the last reload succeeded, otherwise 0";
-        families.gauge("pacegate_config_last_reload_success", help, u32::from(complaint.is_none()))
-    }
-}
-
-impl Families<'_> {
-    fn info(&mut self, name: &str, help: &str, labels: &[(&str, &str)]) -> fmt::Result {
-        let Self(encoder) = self;
-        encoder.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
-    }
-
-    fn count(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
-        let Self(encoder) = self;
-        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        encoder.encode_counter::<NoLabelSet, u64, u64>(&count, None)
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: impl Gauge) -> fmt::Result {
-        let Self(encoder) = self;
-        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        encoder.encode_gauge(&value.whole())
-    }
-
-    fn counts<L: EncodeLabelSet, C: EncodeCounterValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        counts: impl Iterator<Item = (L, C)>,
-    ) -> fmt::Result {
-        let Self(encoder) = self;
-        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, count) in counts {
-            encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, C, u64>(&count, None)?;
-        }
-        Ok(())
-    }
-
-    fn gauges<L: EncodeLabelSet>(
-        &mut self,
-        name: &str,
-        help: &str,
-        values: impl Iterator<Item = (L, usize)>,
-    ) -> fmt::Result {
-        let Self(encoder) = self;
-        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (labels, value) in values {
-            encoder.encode_family(&labels)?.encode_gauge(&value.whole())?;
-        }
-        Ok(())
+        self.counters("pacegate_connections_refused", help, refused)
     }
 
     fn times(&mut self, listeners: &[Arc<ListenerMetrics>]) -> fmt::Result {
-        let Self(encoder) = self;
         let (name, help) =
             ("pacegate_request_duration_seconds", "Time from a request to its response");
-        let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for listener in listeners {
-            listener.encode_times(encoder.encode_family(&[("listener", listener.name)])?)?;
+            let times = |place: usize| {
+                listener
+                    .sum(|shard| &shard.decisions[place])
+                    .wrapping_add(listener.sum(|shard| &shard.others[place]))
+            };
+            let times = Latency(std::array::from_fn(times));
+            let bounds = BOUNDS.map(|micros| Duration::from_micros(micros).as_secs_f64());
+            let buckets: Vec<_> = bounds.into_iter().chain([f64::INFINITY]).zip(times.0).collect();
+            let sum = Duration::from_nanos(listener.sum(|shard| &shard.nanos)).as_secs_f64();
+            let labels = [("listener", listener.name)];
+            let mut encoder = encoder.encode_family(&labels)?;
+            encoder.encode_histogram::<NoLabelSet>(sum, times.count(), &buckets, None)?;
         }
         Ok(())
     }
 
-    /// A domain may be named `inline`, so the kind of share has its own label.
-    fn shares(&mut self, shares: &[ShareUsage]) -> fmt::Result {
+    fn config(&mut self, active: &ActiveConfig) -> fmt::Result {
+        let help = "Revision of the active configuration";
+        self.gauge("pacegate_config_revision", help, active.revision().number)?;
+        let (refused, complaint) = active.refusals();
+        let help = "Failed reloads of the configuration";
+        self.counter("pacegate_config_reload_failures", help, refused)?;
+        let help = "1 if the last reload succeeded, otherwise 0";
+        self.gauge("pacegate_config_last_reload_success", help, u64::from(complaint.is_none()))
+    }
+
+    fn memory(&mut self, store: &MemoryStore) -> fmt::Result {
+        let usage = store.usage();
+        self.gauge("pacegate_store_keys", "Keys in memory", usage.keys as u64)?;
+        let help = "Maximum number of keys in memory";
+        self.gauge("pacegate_store_max_keys", help, usage.max_keys as u64)?;
+        let help = "Bytes used by the keys in memory";
+        self.gauge("pacegate_store_bytes", help, usage.bytes as u64)?;
+        let help = "Decisions on the shared counter for keys beyond the maximum";
+        self.counter("pacegate_store_overflowed", help, usage.overflowed)?;
+        let shares = store.shares();
         let gauges = |value: fn(&ShareUsage) -> usize| {
             shares.iter().map(move |share| {
+                // A domain may be named `inline`, so the kind of share has its own label.
                 let kind = if share.domain.is_some() { "domain" } else { "inline" };
                 let domain = share.domain.as_deref().unwrap_or_default();
-                ([("share", kind), ("domain", domain)], value(share))
+                let labels = [("share", kind.to_owned()), ("domain", domain.to_owned())];
+                (labels, value(share) as u64)
             })
         };
         let help = "Keys in memory, by domain and for inline limits";
@@ -393,49 +357,79 @@ impl Families<'_> {
 
     fn redis(&mut self, stats: &RedisStats) -> fmt::Result {
         for (name, help, count) in [
-            ("pacegate_redis_trips", "Round trips", stats.trips),
-            ("pacegate_redis_calls", "Script calls", stats.calls),
-            ("pacegate_redis_requests", "Requests sent to the servers", stats.requests),
-            ("pacegate_redis_keys", "Keys in script calls", stats.keys),
-            (
-                "pacegate_redis_denied_locally",
-                "Requests denied from the deny cache",
-                stats.denied_locally,
-            ),
-            ("pacegate_redis_leased", "Requests allowed from leases", stats.leased),
-            ("pacegate_redis_timed_out", "Requests that timed out", stats.timed_out),
-            ("pacegate_redis_redirects", "Requests redirected to another server", stats.redirects),
-            ("pacegate_redis_closed", "Circuit breaker openings", stats.closed),
+            ("trips", "Round trips", stats.trips),
+            ("calls", "Script calls", stats.calls),
+            ("requests", "Requests sent to the servers", stats.requests),
+            ("keys", "Keys in script calls", stats.keys),
+            ("denied_locally", "Requests denied from the deny cache", stats.denied_locally),
+            ("leased", "Requests allowed from leases", stats.leased),
+            ("timed_out", "Requests that timed out", stats.timed_out),
+            ("redirects", "Requests redirected to another server", stats.redirects),
+            ("closed", "Circuit breaker openings", stats.closed),
         ] {
-            self.count(name, help, count)?;
+            self.counter(&format!("pacegate_redis_{name}"), help, count)?;
         }
-        let help = "Entries in the deny cache";
-        self.gauge("pacegate_redis_deny_cache_entries", help, stats.deny_cache_entries)?;
+        let entries = stats.deny_cache_entries as u64;
+        self.gauge("pacegate_redis_deny_cache_entries", "Entries in the deny cache", entries)?;
         let help = "Leased units not yet spent, returned or expired";
         self.gauge("pacegate_redis_lease_units", help, stats.lease_units_outstanding)?;
         let in_trouble = stats.servers.iter().filter(|server| server.trouble.is_some()).count();
         let states = [("used", stats.servers.len() - in_trouble), ("in_trouble", in_trouble)];
-        let servers = states.into_iter().map(|(state, count)| ([("state", state)], count));
+        let servers = states.map(|(state, count)| ([("state", state.to_owned())], count as u64));
         self.gauges("pacegate_redis_servers", "Servers by state", servers)
+    }
+
+    fn counter(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
+        self.counters(name, help, once(([], count)))
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.gauges(name, help, once(([], value)))
+    }
+
+    fn counters<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = Sample<N>>,
+    ) -> fmt::Result {
+        self.family(name, help, MetricType::Counter, samples)
+    }
+
+    fn gauges<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = Sample<N>>,
+    ) -> fmt::Result {
+        self.family(name, help, MetricType::Gauge, samples)
+    }
+
+    fn family<const N: usize>(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        samples: impl IntoIterator<Item = Sample<N>>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, kind)?;
+        for (labels, value) in samples {
+            match N {
+                // An empty set of labels would be written as `{}`.
+                0 => encode(&mut family, kind, value)?,
+                _ => encode(&mut family.encode_family(&labels)?, kind, value)?,
+            }
+        }
+        Ok(())
     }
 }
 
-/// A whole number that a gauge shows.
-trait Gauge {
-    fn whole(&self) -> i64;
+fn encode(encoder: &mut MetricEncoder<'_>, kind: MetricType, value: u64) -> fmt::Result {
+    match kind {
+        MetricType::Counter => encoder.encode_counter::<NoLabelSet, u64, u64>(&value, None),
+        _ => encoder.encode_gauge(&i64::try_from(value).unwrap_or(i64::MAX)),
+    }
 }
-
-macro_rules! gauges {
-    ($($type:ty),*) => {$(
-        impl Gauge for $type {
-            fn whole(&self) -> i64 {
-                i64::try_from(*self).unwrap_or(i64::MAX)
-            }
-        }
-    )*};
-}
-
-gauges!(u32, u64, usize);
 
 #[cfg(test)]
 mod tests {
@@ -468,11 +462,13 @@ mod tests {
             }
         });
         listener.count_degraded(3);
+        listener.count_other(0, Duration::from_secs(20));
         let latency = listener.latency();
-        assert_eq!((latency.count(), latency.sum()), (24, Duration::from_micros(16_000_408)));
+        assert_eq!(latency.count(), 24);
         let percentiles = [1, 33, 50, 66, 67, 99].map(|percent| latency.percentile(percent));
         let micros = |micros| Some(Duration::from_micros(micros));
-        let expected = [micros(25), micros(25), micros(50), micros(50), None, None];
+        let last = micros(10_000_000);
+        let expected = [micros(25), micros(25), micros(50), micros(50), last, last];
         assert_eq!(percentiles, expected);
         assert_eq!(ListenerMetrics::new("http", &CODES).latency().percentile(50), None);
         let text = Metrics::new(Arc::new(active), vec![listener]).encode().unwrap();
@@ -484,14 +480,15 @@ mod tests {
             "pacegate_decision_units_total{policy=\"default\",outcome=\"allowed\"} 1",
             "pacegate_decision_units_total{policy=\"default\",outcome=\"denied\"} 10",
             "pacegate_degraded_total{policy=\"default\"} 0",
-            "pacegate_requests_total{listener=\"http\",code=\"200\"} 16",
+            "pacegate_requests_total{listener=\"http\",code=\"200\"} 17",
             "pacegate_requests_total{listener=\"http\",code=\"429\"} 8",
             "pacegate_request_duration_seconds_bucket{le=\"0.000025\",listener=\"http\"} 8",
             "pacegate_request_duration_seconds_bucket{le=\"0.00005\",listener=\"http\"} 16",
             "pacegate_request_duration_seconds_bucket{le=\"1.0\",listener=\"http\"} 16",
-            "pacegate_request_duration_seconds_bucket{le=\"+Inf\",listener=\"http\"} 24",
-            "pacegate_request_duration_seconds_count{listener=\"http\"} 24",
-            "pacegate_request_duration_seconds_sum{listener=\"http\"} 16.000408",
+            "pacegate_request_duration_seconds_bucket{le=\"10.0\",listener=\"http\"} 24",
+            "pacegate_request_duration_seconds_bucket{le=\"+Inf\",listener=\"http\"} 25",
+            "pacegate_request_duration_seconds_count{listener=\"http\"} 25",
+            "pacegate_request_duration_seconds_sum{listener=\"http\"} 36.000408",
             "pacegate_degraded_answers_total{listener=\"http\"} 3",
             "pacegate_store_failures_total 0",
             "pacegate_store_keys 1",

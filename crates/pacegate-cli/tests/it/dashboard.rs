@@ -112,15 +112,15 @@ fn figures_update_with_traffic() {
     for _ in 0..12 {
         shown.log_in("203.0.113.7");
     }
-    shown.page.wait_until(&has(".tile.of-allowed", "5 since the start"));
-    shown.page.wait_until(&has(".tile.of-denied", "7 since the start"));
+    shown.page.wait_until(&has(".tile.of-allowed", "5 requests, 5 units since the start"));
+    shown.page.wait_until(&has(".tile.of-denied", "7 requests, 7 units since the start"));
     shown.page.wait_until("document.querySelector('#first-steps').hidden");
     shown.page.wait_until("parseFloat(document.querySelector('#now-denied').textContent) > 0");
     for _ in 0..4 {
         assert_eq!(shown.check(&json!({ "path": "/api/x", "user": "alice" })), 200);
     }
-    shown.page.wait_until(&has(".tile.of-all", "20 since the start"));
-    shown.page.wait_until(&has(".tile.of-shadow", "1 since the start"));
+    shown.page.wait_until(&has(".tile.of-all", "20 requests, 20 units since the start"));
+    shown.page.wait_until(&has(".tile.of-shadow", "1 request, 1 unit since the start"));
 
     let row = "[...document.querySelectorAll('.policies tbody tr')]\
                .map(row => row.innerText.replace(/\\s+/g, ' '))";
@@ -132,6 +132,52 @@ fn figures_update_with_traffic() {
     for list in ["#top-traffic li", "#top-denied li"] {
         assert_eq!(top(list), "203.0.113.7 login 5 allowed 7 denied");
     }
+    shown.assert_clean();
+}
+
+#[test]
+fn units_and_latency_are_shown() {
+    let mut shown = Shown::start("");
+    for user in ["alice", "bob"] {
+        let attributes = json!({ "path": "/api/x", "user": user });
+        let body = json!({ "attributes": attributes, "cost": 3 }).to_string();
+        assert_eq!(shown.http.check(None, &body).unwrap().status, 200);
+    }
+    shown.page.wait_until(&has(".tile.of-allowed", "Allowed requests"));
+    shown.page.wait_until(&has(".tile.of-allowed", "4 requests, 12 units since the start"));
+    shown.page.wait_until(&has(".tile.of-latency", "≤"));
+    let drawn = |chart: &str, text: &str| {
+        let chart = format!("document.querySelector('{chart} svg').textContent");
+        format!("{chart}.includes('{text}')")
+    };
+    shown.page.wait_until(&drawn("#latency-timeline", "latency"));
+    shown.page.wait_until(&drawn("#timeline", "requests per second"));
+    shown.page.wait_until(&has("#listeners tbody", "≤"));
+    assert_eq!(shown.page.text("#timeline-title"), "Requests per second");
+    shown.page.evaluate(
+        "const select = document.querySelector('#counted'); select.value = 'units'; \
+         select.dispatchEvent(new Event('change'))",
+    );
+    shown.page.wait_until(&shows("#timeline-title", "Units per second"));
+    shown.page.wait_until(&has(".tile.of-allowed", "Allowed units"));
+    shown.page.wait_until(&drawn("#timeline", "units per second"));
+    let totals = "[...document.querySelectorAll('.policies tbody tr')]\
+                  .map(row => row.querySelector('td.of-allowed .quiet').textContent)";
+    assert_eq!(shown.page.evaluate(totals), json!(["0", "6", "6"]));
+    shown.assert_clean();
+}
+
+#[test]
+fn the_cause_of_a_store_outage_is_shown() {
+    let port = Port::reserve();
+    let address = format!("127.0.0.1:{}", port.number());
+    let shown = Shown::with_config(&format!("store: {{ url: 'redis://{address}' }}\n{POLICIES}"));
+    shown.page.wait_until(&has("#alerts", "Store unreachable"));
+    let alert = shown.page.text("#alerts");
+    for part in [&*address, "refused", "applying failure modes: local (login, api, watched)"] {
+        assert!(alert.contains(part), "{part} in {alert}");
+    }
+    shown.page.wait_until(&has("#servers", "refused"));
     shown.assert_clean();
 }
 
@@ -338,16 +384,19 @@ fn a_restart_of_the_server_is_handled() {
         }
     };
     check(3);
-    page.wait_until(&has(".tile.of-allowed", "3 since the start"));
+    page.wait_until(&has(".tile.of-allowed", "3 requests, 3 units since the start"));
     drop(service);
     page.wait_until(&has("#alerts", "Server unreachable, retrying"));
     assert_eq!(page.text("#state"), "unreachable");
-    assert!(page.text(".tile.of-allowed").contains("3 since the start"), "the last data stays");
+    assert!(
+        page.text(".tile.of-allowed").contains("3 requests, 3 units since the start"),
+        "the last data stays"
+    );
     service = Service::start(&["--http", &address]);
     page.wait_until(&shows("#state", "live"));
     page.wait_until(&shows("#alerts", ""));
     check(2);
-    page.wait_until(&has(".tile.of-allowed", "2 since the start"));
+    page.wait_until(&has(".tile.of-allowed", "2 requests, 2 units since the start"));
     let complaints = page.complaints();
     assert!(complaints.iter().all(|line| line.starts_with("network: ")), "{complaints:?}");
     drop(service);

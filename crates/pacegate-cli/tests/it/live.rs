@@ -46,10 +46,13 @@ fn a_block_applies_to_every_listener_and_denials_are_shown() {
     let live = admin.get("/v1/live").unwrap().json();
     let policy = &live["policies"][0];
     assert_eq!((&policy["allowed"], &policy["denied"]), (&json!(6), &json!(3)));
-    let alice = json!([{
-        "policy": "per-user", "key": "alice", "allowed": 6, "denied": 3, "exact": true,
-    }]);
-    assert_eq!(live["top"], json!({ "traffic": alice, "denied": alice }));
+    for (list, count) in [("busiest", 9), ("most_denied", 3)] {
+        let alice = json!([{
+            "policy": "per-user", "key": "alice", "count": count, "allowed": 6, "denied": 3,
+            "exact": true,
+        }]);
+        assert_eq!(live[list], alice);
+    }
     let listeners = live["listeners"].as_array().unwrap().iter();
     let names: Vec<_> = listeners.map(|listener| &listener["name"]).collect();
     assert_eq!(names, ["http", "grpc", "resp"]);

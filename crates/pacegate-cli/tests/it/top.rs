@@ -266,7 +266,7 @@ fn a_pipe_gets_text_or_json() {
     assert_eq!(text.trim_end_matches('\n').find(char::is_control), None, "{text:?}");
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["policies"][0]["name"], "per-user");
-    let traffic = json["top"]["traffic"].as_array().unwrap();
+    let traffic = json["busiest"].as_array().unwrap();
     for key in ["al\u{1b}[2Jice", "c\u{9b}2J\u{7f}"] {
         assert!(traffic.iter().any(|top| top["key"] == key), "{traffic:?}");
     }

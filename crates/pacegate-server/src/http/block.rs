@@ -18,7 +18,7 @@ use crate::{
     active_config::Revision,
     blocks::Block,
     config::Scope,
-    live::{SHOWN, key_of, text_of},
+    live::{MAX_SHOWN_CHARS, key_of, text_of},
     service::Access,
 };
 
@@ -29,7 +29,7 @@ pub(super) struct BlockRequest {
     /// Policy name; `ad-hoc` for inline limits.
     policy: String,
     /// Key as `GET /v1/live` shows it: the values of the policy's `per` attributes, separated by `, `.
-    #[schemars(length(max = SHOWN))]
+    #[schemars(length(max = MAX_SHOWN_CHARS))]
     key: String,
     /// Duration in seconds, from 1 to 30 days. Default: 3600.
     #[schemars(range(min = 1, max = 2_592_000))]
@@ -73,9 +73,9 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
     }
     let named = NamedKey::new(&body.policy, &body.key, &revision, access)?;
     let access = revision.access_to(&head.headers, Scope::Admin, named.domain)?;
-    if body.key.chars().count() > SHOWN {
+    if body.key.chars().count() > MAX_SHOWN_CHARS {
         // The dashboard shows no more of it.
-        let detail = format!("the key exceeds {SHOWN} characters");
+        let detail = format!("the key exceeds {MAX_SHOWN_CHARS} characters");
         return Err(ProblemDetails::bounds(detail));
     }
     let blocks = revision.engine.blocks();

@@ -1,7 +1,9 @@
 //! Response bodies. `/openapi.json` describes them by the same types.
 
+use std::sync::Arc;
+
 use pacegate::{
-    Decision, Limit, Policy, PolicyName, PolicyStats, Request, Stats, TopKey,
+    Decision, Limit, MemoryUsage, Policy, PolicyName, PolicyStats, Request, Stats, TopKey,
     policy::{FailureMode, Match, Missing, Mode},
 };
 use pacegate_redis::{RedisStats, ServerStats};
@@ -10,8 +12,12 @@ use serde::Serialize;
 
 use super::ProblemDetails;
 use crate::{
-    active_config::State,
+    active_config::{ActiveConfig, Revision, State},
+    engine::Engine,
     explain::{ConditionModel, Seconds},
+    live::{MAX_SHOWN_CHARS, key_of, text_of},
+    metrics::ListenerMetrics,
+    outage::StoreOutage,
 };
 
 /// The fields of a [`Decision`], which serializes itself.
@@ -186,31 +192,49 @@ pub(super) struct OverrideModel {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Stats")]
 pub(super) struct StatsResponse {
-    pub(super) revision: u64,
+    #[serde(flatten)]
+    pub(super) process: ProcessReport,
     pub(super) policies: Vec<PolicyCounts>,
     /// Inline limits.
     pub(super) ad_hoc: PolicyCounts,
-    /// Keys with the most requests in the last minute, estimated.
-    pub(super) busiest: Vec<TopKeyModel>,
-    /// Keys with the most denials in the last minute, estimated.
-    pub(super) most_denied: Vec<TopKeyModel>,
     /// Failed store calls.
     pub(super) store_failures: u64,
-    pub(super) store: StoreModel,
-    /// Failed reloads.
-    pub(super) reloads_refused: u64,
-    /// Error of the last reload, if it failed.
-    pub(super) reload_complaint: Option<String>,
 }
 
-/// Counts of one policy.
+/// The state of this process, for `/v1/stats` and `/v1/live`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct ProcessReport {
+    /// Revision of the configuration.
+    revision: u64,
+    /// Failed reloads.
+    reloads_refused: u64,
+    /// Error of the last reload, if it failed.
+    reload_complaint: Option<String>,
+    store: StoreModel,
+    listeners: Vec<ListenerModel>,
+    /// Keys with the most requests in the last 30 to 60 seconds. Estimated under heavy traffic.
+    busiest: Vec<KeyModel>,
+    /// Keys with the most denials in the last 30 to 60 seconds. Estimated under heavy traffic.
+    most_denied: Vec<KeyModel>,
+}
+
+/// The counts of one policy.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct PolicyCounts {
     #[schemars(with = "String")]
     policy: PolicyName,
+    #[serde(flatten)]
+    counts: DecisionCounts,
+}
+
+/// Decisions of a policy since the process started.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct DecisionCounts {
     allowed: u64,
     denied: u64,
+    /// Requests that shadow mode allowed.
     shadow_denied: u64,
+    /// Requests that the failure mode decided; also counted above.
     degraded: u64,
     /// Total cost of the allowed requests.
     allowed_units: u64,
@@ -223,27 +247,39 @@ pub(super) struct PolicyCounts {
 /// A key with many requests or denials.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "TopKey")]
-pub(super) struct TopKeyModel {
+struct KeyModel {
     #[schemars(with = "String")]
     policy: PolicyName,
     /// Untrusted input: render it as text only.
     key: String,
+    /// Requests in `busiest`, denials in `most_denied`.
     count: u64,
+    allowed: u64,
+    /// Denials, including those of shadow mode.
+    denied: u64,
+    /// True if `/v1/state` and `/v1/block` accept this `policy` and `key`.
+    exact: bool,
 }
 
 /// State of the store.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 #[schemars(rename = "Store")]
-pub(super) enum StoreModel {
-    Memory { keys: usize, max_keys: usize, bytes: usize, overflowed: u64 },
+enum StoreModel {
+    Memory { reachable: bool, keys: usize, max_keys: usize, bytes: usize, overflowed: u64 },
     Redis(RedisModel),
 }
 
 /// Statistics of the Redis store.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Redis")]
-pub(super) struct RedisModel {
+struct RedisModel {
+    /// True if the store answers. If not, failure modes apply.
+    reachable: bool,
+    /// The addresses and errors of an unreachable store, and the failure modes that apply.
+    outage: Option<String>,
+    /// `closed` if all servers are in use, `open` if none is, otherwise `partly open`.
+    breaker: &'static str,
     servers: Vec<ServerModel>,
     trips: u64,
     calls: u64,
@@ -255,17 +291,39 @@ pub(super) struct RedisModel {
     lease_units_outstanding: u64,
     timed_out: u64,
     redirects: u64,
+    /// Circuit breaker openings.
     closed: u64,
 }
 
 /// State of a Redis server.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Server")]
-pub(super) struct ServerModel {
-    pub(super) address: String,
+struct ServerModel {
+    address: String,
     /// The error, if the server is not in use.
-    pub(super) trouble: Option<String>,
-    pub(super) round_trip: Seconds,
+    trouble: Option<String>,
+    /// Duration of the last round trip.
+    round_trip: Seconds,
+}
+
+/// A listener.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Listener")]
+struct ListenerModel {
+    name: &'static str,
+    connections: usize,
+    requests: u64,
+    latency: LatencyModel,
+}
+
+/// Decision latency in the last minute. Null without decisions.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Latency")]
+struct LatencyModel {
+    /// Half of the decisions took at most this time: the upper bound of a histogram bucket.
+    p50: Option<Seconds>,
+    /// 99 % of the decisions took at most this time. The highest value, 10, stands for 10 seconds or more.
+    p99: Option<Seconds>,
 }
 
 impl PolicyModel {
@@ -331,26 +389,58 @@ impl From<&Limit> for LimitModel {
     }
 }
 
-impl StatsResponse {
-    pub(super) fn new(revision: u64, stats: &Stats, state: &State) -> Self {
+impl ProcessReport {
+    pub(super) fn new(active: &ActiveConfig, revision: &Revision, stats: &Stats) -> Self {
+        let (reloads_refused, reload_complaint) = active.refusals();
+        let keys = |keys: &[TopKey]| {
+            keys.iter().map(|top| KeyModel::new(&revision.engine, top)).collect::<Vec<_>>()
+        };
         Self {
-            revision,
-            policies: stats.policies.iter().map(PolicyCounts::from).collect(),
-            ad_hoc: PolicyCounts::from(&stats.inline),
-            busiest: stats.busiest.iter().map(TopKeyModel::from).collect(),
-            most_denied: stats.most_denied.iter().map(TopKeyModel::from).collect(),
-            store_failures: stats.store_failures,
-            store: StoreModel::from(state),
-            reloads_refused: 0,
-            reload_complaint: None,
+            revision: revision.number,
+            reloads_refused,
+            reload_complaint,
+            store: StoreModel::new(active),
+            listeners: listeners(active),
+            busiest: keys(&stats.busiest),
+            most_denied: keys(&stats.most_denied),
         }
     }
+
+    /// Keeps the first `max` keys of each list.
+    pub(super) fn truncate_keys(mut self, max: usize) -> Self {
+        self.busiest.truncate(max);
+        self.most_denied.truncate(max);
+        self
+    }
+}
+
+fn listeners(active: &ActiveConfig) -> Vec<ListenerModel> {
+    let history = active.live().history().lock();
+    let listeners = active.live().listeners().iter().enumerate();
+    let model = |(place, listener): (usize, &Arc<ListenerMetrics>)| {
+        let latency = history.last_minute(place);
+        ListenerModel {
+            name: listener.name(),
+            connections: listener.connections(),
+            requests: listener.answered(),
+            latency: LatencyModel {
+                p50: latency.percentile(50).map(Seconds),
+                p99: latency.percentile(99).map(Seconds),
+            },
+        }
+    };
+    listeners.map(model).collect()
 }
 
 impl From<&PolicyStats> for PolicyCounts {
     fn from(stats: &PolicyStats) -> Self {
+        Self { policy: stats.policy, counts: stats.into() }
+    }
+}
+
+impl From<&PolicyStats> for DecisionCounts {
+    fn from(stats: &PolicyStats) -> Self {
         Self {
-            policy: stats.policy,
             allowed: stats.allowed,
             denied: stats.denied,
             shadow_denied: stats.shadow_denied,
@@ -362,28 +452,45 @@ impl From<&PolicyStats> for PolicyCounts {
     }
 }
 
-impl From<&TopKey> for TopKeyModel {
-    fn from(top: &TopKey) -> Self {
-        Self { policy: top.policy, key: top.key.clone(), count: top.count }
+impl KeyModel {
+    fn new(engine: &Engine, top: &TopKey) -> Self {
+        let &TopKey { policy, count, allowed, denied, .. } = top;
+        let whole = top.whole.as_ref();
+        let key = match whole {
+            Some(key) => text_of(key.as_ref()),
+            None => top.key.chars().take(MAX_SHOWN_CHARS).chain(['…']).collect(),
+        };
+        let parsed = key_of(engine.policies().get(policy), &key);
+        let exact = whole.is_some() && parsed.as_ref() == whole;
+        Self { policy, key, count, allowed, denied, exact }
     }
 }
 
-impl From<&State> for StoreModel {
-    fn from(state: &State) -> Self {
-        match state {
+impl StoreModel {
+    fn new(active: &ActiveConfig) -> Self {
+        match active.state() {
             State::Memory(store) => {
-                let usage = store.usage();
-                let (keys, max_keys) = (usage.keys, usage.max_keys);
-                Self::Memory { keys, max_keys, bytes: usage.bytes, overflowed: usage.overflowed }
+                let MemoryUsage { keys, max_keys, bytes, overflowed, .. } = store.usage();
+                Self::Memory { reachable: true, keys, max_keys, bytes, overflowed }
             }
-            State::Redis(store) => Self::Redis(store.stats().into()),
+            State::Redis(store) => {
+                Self::Redis(RedisModel::new(StoreOutage::of(active), store.stats()))
+            }
         }
     }
 }
 
-impl From<RedisStats> for RedisModel {
-    fn from(stats: RedisStats) -> Self {
+impl RedisModel {
+    fn new(outage: Option<StoreOutage>, stats: RedisStats) -> Self {
+        let troubled = stats.servers.iter().filter(|server| server.trouble.is_some()).count();
         Self {
+            reachable: outage.is_none(),
+            outage: outage.map(|outage| outage.to_string()),
+            breaker: match troubled {
+                0 => "closed",
+                all if all == stats.servers.len() => "open",
+                _ => "partly open",
+            },
             servers: stats.servers.into_iter().map(ServerModel::from).collect(),
             trips: stats.trips,
             calls: stats.calls,

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use http::{HeaderMap, Request, header, uri::Authority};
 
-use super::ProblemDetails;
+use super::{ProblemDetails, proxy::ForwardedBy};
 use crate::{
     config::{Bind, Settings},
     listeners::ListenerId,
@@ -20,18 +20,6 @@ const HEALTH: [&str; 3] = ["/healthz", "/readyz", "/healthcheck"];
 
 /// The page itself, which has no data. Links on other sites may lead to it.
 const PAGE: &str = "/";
-
-/// Headers by which a proxy describes a request at `/v1/auth`. Pages of other sites cannot send them.
-const PROXIED: [&str; 8] = [
-    "x-original-uri",
-    "x-original-method",
-    "x-original-host",
-    "x-real-ip",
-    "x-forwarded-uri",
-    "x-forwarded-method",
-    "x-forwarded-host",
-    "x-forwarded-for",
-];
 
 /// Rejects a request without one valid host, for an unknown host, or from a page of another site.
 pub(super) fn check<B>(settings: &Settings, request: &Request<B>) -> Result<(), ProblemDetails> {
@@ -55,7 +43,10 @@ pub(super) fn check<B>(settings: &Settings, request: &Request<B>) -> Result<(), 
         return Err(ProblemDetails::host());
     }
     let headers = request.headers();
-    let is_proxied = path == "/v1/auth" && PROXIED.iter().any(|name| headers.contains_key(*name));
+    // Pages of other sites cannot send the headers of a proxy.
+    let mut proxies = [ForwardedBy::Original, ForwardedBy::Forwarded].into_iter();
+    let is_proxied = path == "/v1/auth"
+        && proxies.any(|proxy| proxy.names().iter().any(|name| headers.contains_key(*name)));
     if is_open && path != PAGE && !is_proxied && is_cross_site(headers, &host) {
         return Err(ProblemDetails::cross_site());
     }

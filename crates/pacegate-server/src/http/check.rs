@@ -10,11 +10,17 @@ use pacegate::{Charge, Decision};
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
     bodies::{BatchAnswer, BatchResponse, CheckResponse},
-    read_json, read_request,
-    request::{self, Check, CheckBody, CheckLimits, Object},
+    permit, read_json, read_request,
+    request::{self, CheckBody, Object},
     response::{DecisionResponse, json, key_of, mark_degraded},
 };
-use crate::{active_config::ActiveConfig, config::Scope, engine::Engine, trace};
+use crate::{
+    active_config::ActiveConfig,
+    check::{Check, CheckLimits},
+    config::Scope,
+    engine::Engine,
+    trace,
+};
 
 /// `POST /v1/check`: checks one request.
 pub(super) async fn check<B>(shared: &Shared, head: &Parts, body: B) -> HttpResult
@@ -28,13 +34,13 @@ where
     let revision = shared.active.revision();
     revision.access_for(&head.headers, Scope::Check, &check)?;
     let now = shared.now();
-    let decision = decide(&revision.engine, &check).await?;
+    let decision = check.decide(&revision.engine).await?;
     trace::decided(&decision);
     let response = DecisionResponse { decision, headers: revision.settings.headers, now };
     if revision.settings.problem_details && !decision.is_allowed() {
         let key = match &check {
             Check::Policies(request) => key_of(&revision, &decision, request),
-            Check::Inline { key, .. } => (*key).to_owned(),
+            Check::Inline { key, .. } => String::from_utf8_lossy(key).into_owned(),
         };
         return response.problem(StatusCode::TOO_MANY_REQUESTS, &key, revision.number);
     }
@@ -50,12 +56,7 @@ pub(super) async fn batch(shared: Context, request: Request) -> HttpResult {
     let access = revision.access(&head.headers)?;
     let checks = bodies.iter().map(|Object(body)| {
         let check = body.validate(bounds)?;
-        if !access.allows(Scope::Check, check.domain()) {
-            return Err(ProblemDetails::forbidden("the API key does not cover this domain"));
-        }
-        if check.is_inline() && !access.allows_inline() {
-            return Err(ProblemDetails::inline());
-        }
+        permit(&access, Scope::Check, check.domain(), check.is_inline())?;
         Ok(check)
     });
     let decisions = decide_each(&revision.engine, checks.collect()).await;
@@ -69,17 +70,6 @@ pub(super) async fn batch(shared: Context, request: Request) -> HttpResult {
     Ok(mark_degraded(is_degraded, json(&BatchResponse { answers: answers.collect() })?))
 }
 
-/// Charges all limits of a check, or none.
-pub(super) async fn decide(engine: &Engine, check: &Check<'_>) -> Result<Decision, ProblemDetails> {
-    match check {
-        Check::Policies(request) => Ok(engine.check(request).await?),
-        Check::Inline { cost, id, .. } => {
-            let limits = check.limits(engine);
-            Ok(engine.verdict(&limits.charges(*cost)?, *id).await?.decision)
-        }
-    }
-}
-
 /// Decides checks independently: in one store call if each has a single limit, else concurrently.
 async fn decide_each(
     engine: &Engine,
@@ -88,16 +78,15 @@ async fn decide_each(
     let limits: Vec<_> =
         checks.iter().flatten().map(|check| (check, check.limits(engine))).collect();
     let charges = limits.iter().map(|(check, limits)| single_charge(check, limits));
-    let decisions: Vec<Result<Decision, ProblemDetails>> = match charges.collect::<Option<Vec<_>>>()
-    {
-        Some(charges) => {
-            let mut decisions = Vec::new();
-            engine.check_each(&charges, &mut decisions).await;
-            decisions.into_iter().map(|decision| decision.map_err(ProblemDetails::from)).collect()
+    let mut decisions = Vec::new();
+    match charges.collect::<Option<Vec<_>>>() {
+        Some(charges) => engine.check_each(&charges, &mut decisions).await,
+        None => {
+            decisions = join_all(checks.iter().flatten().map(|check| check.decide(engine))).await
         }
-        None => join_all(checks.iter().flatten().map(|check| decide(engine, check))).await,
-    };
-    let mut decisions = decisions.into_iter();
+    }
+    let mut decisions =
+        decisions.into_iter().map(|decision| decision.map_err(ProblemDetails::from));
     let merged = checks.iter().filter_map(|check| match check {
         Ok(_) => decisions.next(),
         Err(problem) => Some(Err(problem.clone())),
@@ -122,7 +111,7 @@ pub(crate) async fn check_bytes(active: &ActiveConfig, body: &[u8]) {
     for Object(body) in &bodies {
         if let Ok(check) = body.validate(bounds) {
             // Only panics and hangs matter here.
-            let _ = decide(&revision.engine, &check).await;
+            let _ = check.decide(&revision.engine).await;
         }
     }
 }

@@ -9,6 +9,7 @@ use std::{
 
 use axum::Router;
 use bytes::Bytes;
+use http::Response;
 use hyper::{
     body::{Body, Frame, SizeHint},
     service::service_fn,
@@ -19,7 +20,7 @@ use hyper_util::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::Shared;
+use super::{Shared, permit::UnsentPermit};
 use crate::{
     config::Bounds,
     service::{Drain, InlineExecutor, Peer, Share, Unread, Watch, describe, drive, is_violation},
@@ -30,6 +31,8 @@ use crate::{
 pub(super) struct CountedBody<B> {
     body: B,
     unread: Option<Unread>,
+    /// The permit in this response, until the body is read.
+    unsent: Option<Arc<UnsentPermit>>,
 }
 
 /// Concurrent HTTP/2 streams of a connection.
@@ -93,11 +96,14 @@ fn builder(bounds: &Bounds) -> Builder<InlineExecutor> {
 }
 
 impl<B: Body> CountedBody<B> {
-    /// Creates a body that counts towards `share`, if there is one.
-    pub(super) fn new(body: B, share: Option<&Arc<Share>>) -> Self {
-        let bytes = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        let unread = share.filter(|_| bytes > 0).map(|share| share.answer(bytes));
-        Self { body, unread }
+    /// Wraps the body of a response, which then counts towards `share`, if there is one.
+    pub(super) fn wrap(mut response: Response<B>, share: Option<&Arc<Share>>) -> Response<Self> {
+        let unsent = response.extensions_mut().remove();
+        response.map(|body| {
+            let bytes = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+            let unread = share.filter(|_| bytes > 0).map(|share| share.answer(bytes));
+            Self { body, unread, unsent }
+        })
     }
 }
 
@@ -109,6 +115,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for CountedBody<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        if let Some(unsent) = self.unsent.take().and_then(Arc::into_inner) {
+            unsent.sent();
+        }
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         // Every body is one frame.
         match self.unread.take_if(|_| polled.is_ready()) {

@@ -1,13 +1,15 @@
 //! Operations on counters other than checks: peek, reset, refund, and permits.
 
-use axum::{extract::Request, response::Response};
+use std::sync::Arc;
+
+use axum::extract::Request;
 use pacegate::Charge;
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
     block::NamedKey,
     bodies::{AcquireResponse, CheckResponse, Done, StateResponse},
-    permit::{PermitResponseBody, UnsentPermit},
+    permit::UnsentPermit,
     read_request,
     request::{self, CheckBody, PermitBody},
     response::{DecisionResponse, json, mark_degraded},
@@ -85,7 +87,7 @@ pub(super) async fn refund(shared: Context, request: Request) -> HttpResult {
 }
 
 /// `POST /v1/acquire`: a check that holds units of concurrency limits under a permit.
-pub(super) async fn acquire(shared: Context, request: Request) -> Result<Response, ProblemDetails> {
+pub(super) async fn acquire(shared: Context, request: Request) -> HttpResult {
     let (head, body) = read_request(&shared, request).await?;
     let body = CheckBody::parse_without_id(&body)?;
     let revision = shared.active.revision();
@@ -101,11 +103,14 @@ pub(super) async fn acquire(shared: Context, request: Request) -> Result<Respons
     // Created before anything can fail, so that an error releases the permit.
     let unsent = holds_units.then(|| UnsentPermit::new(&revision.engine, &charges));
     let response = DecisionResponse { decision, headers: revision.settings.headers, now };
-    let response = response.json(&AcquireResponse {
+    let mut response = response.json(&AcquireResponse {
         decision: CheckResponse { decision, revision: revision.number },
         permit: holds_units.then(|| format!("{permit:032x}")),
     })?;
-    Ok(response.map(|body| axum::body::Body::new(PermitResponseBody { body, unsent })))
+    if let Some(unsent) = unsent {
+        response.extensions_mut().insert(Arc::new(unsent));
+    }
+    Ok(response)
 }
 
 /// `POST /v1/release`: releases a permit. Does nothing if the permit has expired.

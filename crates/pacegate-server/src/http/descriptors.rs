@@ -4,7 +4,7 @@ use axum::extract::Request;
 use http::StatusCode;
 
 use super::{
-    Context, HttpResult, ProblemDetails, read_body, request,
+    Context, HttpResult, permit, read_body, request,
     response::{content, mark_degraded},
 };
 use crate::envoy::JsonRequest;
@@ -16,10 +16,8 @@ pub(super) async fn json(shared: Context, request: Request) -> HttpResult {
     let revision = shared.active.revision();
     let message = request::parse::<JsonRequest>(&body)?.into_message();
     let domain = str::from_utf8(&message.domain).unwrap_or_default();
-    let access = revision.access_to(&head.headers, message.scope(), domain)?;
-    if message.is_inline(&revision) && !access.allows_inline() {
-        return Err(ProblemDetails::inline());
-    }
+    let access = revision.access(&head.headers)?;
+    permit(&access, message.scope(), domain, message.is_inline(&revision))?;
     let (response, is_degraded) = JsonRequest::decide(&revision, &message).await?;
     let status =
         if response.is_over_limit() { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };

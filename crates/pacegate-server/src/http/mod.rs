@@ -45,9 +45,10 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 pub(crate) use self::check::check_bytes;
-use self::{connection::CountedBody, problem::ProblemDetails, request::Check, response::DEGRADED};
+use self::{connection::CountedBody, problem::ProblemDetails, response::DEGRADED};
 use crate::{
     active_config::{ActiveConfig, Revision},
+    check::Check,
     config::{Bounds, Scope},
     listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
@@ -152,6 +153,7 @@ async fn handle(
 ) -> Response<CountedBody<Either<Full<Bytes>, axum::body::Body>>> {
     let _open = watch.begin(request.version());
     let begun = Instant::now();
+    let decides = routes::decides(request.uri().path());
     if !watch.is_authenticated() {
         match shared.active.revision().access(request.headers()) {
             Ok(_) => watch.authenticate(),
@@ -188,8 +190,11 @@ async fn handle(
     if response.headers().contains_key(DEGRADED) {
         shared.listener.count_degraded(1);
     }
-    shared.listener.count(code(response.status()), begun.elapsed());
-    response.map(|body| CountedBody::new(body, share))
+    match decides {
+        true => shared.listener.count(code(response.status()), begun.elapsed()),
+        false => shared.listener.count_other(code(response.status()), begun.elapsed()),
+    }
+    CountedBody::wrap(response, share)
 }
 
 /// Returns the memory that headers take.
@@ -349,12 +354,7 @@ impl Revision {
         domain: &str,
     ) -> Result<Access<'_>, ProblemDetails> {
         let access = self.access(headers)?;
-        if !access.allows(scope, domain) {
-            return Err(ProblemDetails::forbidden(match scope {
-                Scope::Check => "the API key does not cover this domain",
-                Scope::Admin => "an API key with the scope `admin` for this domain is required",
-            }));
-        }
+        permit(&access, scope, domain, false)?;
         Ok(access)
     }
 
@@ -365,10 +365,8 @@ impl Revision {
         scope: Scope,
         check: &Check<'_>,
     ) -> Result<Access<'_>, ProblemDetails> {
-        let access = self.access_to(headers, scope, check.domain())?;
-        if check.is_inline() && !access.allows_inline() {
-            return Err(ProblemDetails::inline());
-        }
+        let access = self.access(headers)?;
+        permit(&access, scope, check.domain(), check.is_inline())?;
         Ok(access)
     }
 
@@ -386,6 +384,25 @@ impl Revision {
             }));
         }
         Ok(access)
+    }
+}
+
+/// Checks the permissions of an API key: this scope in a domain, and inline limits if needed.
+fn permit(
+    access: &Access<'_>,
+    scope: Scope,
+    domain: &str,
+    is_inline: bool,
+) -> Result<(), ProblemDetails> {
+    if !access.allows(scope, domain) {
+        return Err(ProblemDetails::forbidden(match scope {
+            Scope::Check => "the API key does not cover this domain",
+            Scope::Admin => "an API key with the scope `admin` for this domain is required",
+        }));
+    }
+    match is_inline && !access.allows_inline() {
+        true => Err(ProblemDetails::inline()),
+        false => Ok(()),
     }
 }
 

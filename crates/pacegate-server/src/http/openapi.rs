@@ -16,6 +16,7 @@ pub(super) struct Route {
     /// Methods and operation ids, such as `get auth, post authPost`.
     operations: &'static str,
     summary: &'static str,
+    needs_key: bool,
     needs_admin: bool,
     parameters: &'static [Parameter],
     body: Option<(&'static str, SchemaOf)>,
@@ -32,6 +33,7 @@ pub(super) struct Parameter {
     pub(super) schema: SchemaOf,
 }
 
+#[derive(Clone)]
 struct ResponseDoc {
     status: u16,
     description: &'static str,
@@ -90,9 +92,17 @@ impl Route {
         operations: &'static str,
         handler: MethodRouter<Arc<Shared>>,
     ) -> Self {
-        let (summary, needs_admin, parameters, body) = ("", false, &[][..], None);
-        let responses = Vec::new();
-        Self { path, handler, operations, summary, needs_admin, parameters, body, responses }
+        Self {
+            path,
+            handler,
+            operations,
+            summary: "",
+            needs_key: true,
+            needs_admin: false,
+            parameters: &[],
+            body: None,
+            responses: Vec::new(),
+        }
     }
 
     pub(super) fn summary(self, summary: &'static str) -> Self {
@@ -148,38 +158,45 @@ impl Route {
     }
 
     /// Adds an error response.
-    pub(super) fn problem(self, status: u16, description: &'static str) -> Self {
-        self.response(
-            status,
-            description,
-            &[("application/problem+json", schema::<ProblemDetails>)],
-        )
+    pub(super) fn problem(mut self, status: u16, description: &'static str) -> Self {
+        self.responses.push(ResponseDoc::problem(status, description));
+        self
     }
 
-    /// Adds error responses with their usual descriptions.
-    pub(super) fn errors(self, statuses: &[u16]) -> Self {
-        statuses.iter().fold(self, |endpoint, &status| {
-            let description = match status {
-                400 => "Invalid request",
-                401 => "Missing or unknown API key",
-                403 => "The API key does not permit this",
-                408 => "Timed out while reading the body",
-                413 => "The body is too large",
-                415 => "Content-Type must be application/json",
-                422 => "Reload failed; the current configuration stays",
-                _ => "Temporarily unavailable",
-            };
-            endpoint.problem(status, description)
-        })
+    /// States that the endpoint needs no API key, and has no common errors.
+    pub(super) fn without_key(self) -> Self {
+        Self { needs_key: false, ..self }
+    }
+
+    /// Returns the errors that the endpoint has in common with others.
+    fn common_errors(&self) -> impl Iterator<Item = ResponseDoc> {
+        let (has_body, has_input) = (self.body.is_some(), !self.parameters.is_empty());
+        let own: Vec<_> = self.responses.iter().map(|response| response.status).collect();
+        let errors = [
+            (has_body || has_input, 400, "Invalid request"),
+            (true, 401, "Missing or unknown API key"),
+            (true, 403, "The API key does not permit this"),
+            (has_body, 408, "Timed out while reading the body"),
+            (has_body, 413, "The body is too large"),
+            (has_body, 415, "Content-Type must be application/json"),
+            (true, 503, "Temporarily unavailable"),
+        ];
+        let needs_key = self.needs_key;
+        errors
+            .into_iter()
+            .filter(move |(applies, status, _)| needs_key && *applies && !own.contains(status))
+            .map(|(_, status, description)| ResponseDoc::problem(status, description))
     }
 
     fn describe(&self, id: &str, schemas: &mut SchemaGenerator) -> Value {
-        let responses = self.responses.iter();
-        let responses = responses.map(|doc| (doc.status.to_string(), doc.describe(schemas)));
+        let mut responses = Map::new();
+        for doc in self.responses.iter().cloned().chain(self.common_errors()) {
+            responses.insert(doc.status.to_string(), doc.describe(schemas));
+        }
         let mut value = json!({
             "operationId": id,
             "summary": self.summary,
-            "responses": responses.collect::<Map<_, _>>(),
+            "responses": responses,
         });
         if self.needs_admin {
             value["description"] = "Requires the scope `admin` if API keys are configured.".into();
@@ -221,6 +238,11 @@ impl Parameter {
 }
 
 impl ResponseDoc {
+    fn problem(status: u16, description: &'static str) -> Self {
+        let content = vec![("application/problem+json", schema::<ProblemDetails> as SchemaOf)];
+        Self { status, description, content, has_limit_headers: false }
+    }
+
     fn describe(&self, schemas: &mut SchemaGenerator) -> Value {
         let mut value = json!({ "description": self.description });
         for (content_type, schema) in &self.content {

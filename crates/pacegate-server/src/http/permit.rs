@@ -1,28 +1,11 @@
 //! Permits in responses that are not sent yet.
 
-use std::{
-    convert::Infallible,
-    pin::Pin,
-    task::{Context, Poll},
-};
-
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::body::{Body, Frame, SizeHint};
 use pacegate::{Charge, ChargeBuf};
 use tokio::runtime::Handle;
 
 use crate::engine::Engine;
 
-/// The body of a response with a permit. Dropping it unread, because the client disconnected, releases the permit.
-#[derive(Debug)]
-pub(super) struct PermitResponseBody {
-    pub(super) body: Full<Bytes>,
-    /// `None` without a permit, and once the body is read.
-    pub(super) unsent: Option<UnsentPermit>,
-}
-
-/// Charges whose permit was not sent to the client. Dropping it releases the permit.
+/// Charges whose permit was not sent to the client. Dropping it, because the client disconnected, releases the permit.
 #[derive(Debug)]
 pub(super) struct UnsentPermit {
     engine: Engine,
@@ -35,7 +18,8 @@ impl UnsentPermit {
         Self { engine: engine.clone(), charges: held.map(ChargeBuf::from).collect() }
     }
 
-    fn sent(mut self) {
+    /// Keeps the permit, which the client has now received.
+    pub(super) fn sent(mut self) {
         self.charges.clear();
     }
 }
@@ -57,35 +41,16 @@ impl Drop for UnsentPermit {
     }
 }
 
-impl Body for PermitResponseBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if let Some(unsent) = self.unsent.take() {
-            unsent.sent();
-        }
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt;
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use http::Response;
+    use http_body_util::{BodyExt, Full};
     use pacegate::{KeyRef, Limit, Limiter, PolicySet};
 
-    use super::*;
+    use super::{super::connection::CountedBody, *};
 
     #[tokio::test]
     async fn an_unsent_permit_is_released() {
@@ -97,8 +62,9 @@ mod tests {
         let taken = || {
             let charges = [charge.holding(limiter.charges().new_permit_id())];
             assert!(limiter.charges().check_batch(&charges).unwrap().decision.is_allowed());
-            let unsent = Some(UnsentPermit::new(&engine, &charges));
-            PermitResponseBody { body: Full::new(Bytes::from_static(b"{}")), unsent }
+            let mut response = Response::new(Full::new(Bytes::from_static(b"{}")));
+            response.extensions_mut().insert(Arc::new(UnsentPermit::new(&engine, &charges)));
+            CountedBody::wrap(response, None).into_body()
         };
         let free =
             || limiter.charges().check_batch(&[charge.cost(0)]).unwrap().decision.is_allowed();

@@ -34,6 +34,73 @@ pub(super) struct ProblemDetails {
 /// The number of characters of a detail, which may quote the request.
 const MAX_DETAIL_CHARS: usize = 400;
 
+/// Defines a constructor for each kind of problem: its status, its type and title, and its detail, if that is fixed.
+macro_rules! problems {
+    ($($(#[$doc:meta])* $name:ident: $status:ident, $type:literal, $title:literal $(, $detail:expr)?;)*) => {
+        impl ProblemDetails {
+            $(problems!(@constructor $(#[$doc])* $name, $status, $type, $title $(, $detail)?);)*
+        }
+    };
+    (@constructor $(#[$doc:meta])* $name:ident, $status:ident, $type:literal, $title:literal, $detail:expr) => {
+        $(#[$doc])*
+        pub(super) fn $name() -> Self {
+            Self::new(StatusCode::$status, $type, $title, $detail)
+        }
+    };
+    (@constructor $(#[$doc:meta])* $name:ident, $status:ident, $type:literal, $title:literal) => {
+        $(#[$doc])*
+        pub(super) fn $name(detail: impl Into<String>) -> Self {
+            Self::new(StatusCode::$status, $type, $title, detail)
+        }
+    };
+}
+
+problems! {
+    /// An invalid body or query.
+    request: BAD_REQUEST, "request", "Invalid request";
+    /// An invalid limit.
+    limit: BAD_REQUEST, "limit", "Invalid limit";
+    /// A request that exceeds a configured bound.
+    bounds: BAD_REQUEST, "bounds", "Bound exceeded";
+    cost: BAD_REQUEST, "cost", "The cost exceeds a limit";
+    unsupported: BAD_REQUEST, "unsupported", "Unsupported by the store";
+    unauthorized: UNAUTHORIZED, "unauthorized", "Missing or unknown API key",
+        "send `Authorization: Bearer KEY` with an API key of this server";
+    forbidden: FORBIDDEN, "forbidden", "The API key does not permit this";
+    /// A request with inline limits and an API key that does not allow them.
+    inline: FORBIDDEN, "inline", "The API key does not allow inline limits", INLINE_DENIED;
+    /// A host name that an attacker may have pointed at this server.
+    host: FORBIDDEN, "host", "Unknown host",
+        "the `Host` is unknown: use `localhost` or an address of this server, add the name to `listen.hosts`, or \
+         configure `keys`";
+    /// A request without exactly one valid host.
+    bad_host: BAD_REQUEST, "host", "Invalid host";
+    /// A request from a page of another site.
+    cross_site: FORBIDDEN, "cross-site", "Cross-site request",
+        "pages of other sites may send requests only if API keys are configured: use the dashboard or another client, \
+         or configure `keys`";
+    unknown_policy: BAD_REQUEST, "request", "Invalid request",
+        "unknown policy: GET /v1/policies lists the policies";
+    too_many_blocks: CONFLICT, "too-many-blocks", "Too many blocks";
+    not_found: NOT_FOUND, "not-found", "Not found", "unknown path: GET /openapi.json lists the paths";
+    method: METHOD_NOT_ALLOWED, "method", "Method not allowed",
+        "the `Allow` header lists the methods of this path";
+    slow: REQUEST_TIMEOUT, "slow", "Request timeout", "timed out while reading the body";
+    too_large_body: PAYLOAD_TOO_LARGE, "too-large", "Body too large";
+    content_type: UNSUPPORTED_MEDIA_TYPE, "content-type", "Content-Type must be application/json",
+        "send the body with `Content-Type: application/json`";
+    permit_lost: CONFLICT, "permit-lost", "Permit expired",
+        "the permit has expired or was released, and another client may hold its units: acquire a new permit";
+    reload_failed: UNPROCESSABLE_ENTITY, "reload", "Reload failed; keeping the current configuration";
+    /// A connection with too many unread responses and requests in flight.
+    busy: SERVICE_UNAVAILABLE, "busy", "Too many requests in flight on this connection",
+        "read the responses on this connection, or send fewer requests at once";
+    draining: SERVICE_UNAVAILABLE, "draining", "Shutting down",
+        "the server is shutting down: use another instance";
+    /// A failure of the server or its store. Requests alone do not cause it.
+    unavailable: SERVICE_UNAVAILABLE, "unavailable", "Temporarily unavailable";
+}
+
 impl ProblemDetails {
     fn new(
         status: StatusCode,
@@ -48,122 +115,12 @@ impl ProblemDetails {
         Self { r#type, title, status, detail }
     }
 
-    /// An invalid body or query.
-    pub(super) fn request(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "request", "Invalid request", detail)
-    }
-
-    /// An invalid limit.
-    pub(super) fn limit(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "limit", "Invalid limit", detail)
-    }
-
-    /// A request that exceeds a configured bound.
-    pub(super) fn bounds(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "bounds", "Bound exceeded", detail)
-    }
-
     pub(super) fn too_many_attributes(bounds: &Bounds) -> Self {
         Self::bounds(format!("more than {} attributes", bounds.attributes))
     }
 
-    pub(super) fn unauthorized() -> Self {
-        let detail = "send `Authorization: Bearer KEY` with an API key of this server";
-        let title = "Missing or unknown API key";
-        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", title, detail)
-    }
-
-    pub(super) fn forbidden(detail: impl Into<String>) -> Self {
-        let title = "The API key does not permit this";
-        Self::new(StatusCode::FORBIDDEN, "forbidden", title, detail)
-    }
-
-    /// A request with inline limits and an API key that does not allow them.
-    pub(super) fn inline() -> Self {
-        let title = "The API key does not allow inline limits";
-        Self::new(StatusCode::FORBIDDEN, "inline", title, INLINE_DENIED)
-    }
-
-    /// A host name that an attacker may have pointed at this server.
-    pub(super) fn host() -> Self {
-        let detail = "the `Host` is unknown: use `localhost` or an address of this server, add the \
-                      name to `listen.hosts`, or configure `keys`";
-        Self::new(StatusCode::FORBIDDEN, "host", "Unknown host", detail)
-    }
-
-    /// A request without exactly one valid host.
-    pub(super) fn bad_host(detail: &str) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "host", "Invalid host", detail)
-    }
-
-    /// A request from a page of another site.
-    pub(super) fn cross_site() -> Self {
-        let detail = "pages of other sites may send requests only if API keys are configured: use \
-                      the dashboard or another client, or configure `keys`";
-        Self::new(StatusCode::FORBIDDEN, "cross-site", "Cross-site request", detail)
-    }
-
-    pub(super) fn unknown_policy() -> Self {
-        Self::request("unknown policy: GET /v1/policies lists the policies")
-    }
-
-    pub(super) fn too_many_blocks(detail: String) -> Self {
-        Self::new(StatusCode::CONFLICT, "too-many-blocks", "Too many blocks", detail)
-    }
-
-    pub(super) fn not_found() -> Self {
-        let detail = "unknown path: GET /openapi.json lists the paths";
-        Self::new(StatusCode::NOT_FOUND, "not-found", "Not found", detail)
-    }
-
-    pub(super) fn method() -> Self {
-        let detail = "the `Allow` header lists the methods of this path";
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method", "Method not allowed", detail)
-    }
-
-    pub(super) fn slow() -> Self {
-        let detail = "timed out while reading the body";
-        Self::new(StatusCode::REQUEST_TIMEOUT, "slow", "Request timeout", detail)
-    }
-
     pub(super) fn too_large(max: usize) -> Self {
-        let detail = format!("the body exceeds {max} bytes");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "Body too large", detail)
-    }
-
-    pub(super) fn content_type() -> Self {
-        let detail = "send the body with `Content-Type: application/json`";
-        let title = "Content-Type must be application/json";
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content-type", title, detail)
-    }
-
-    pub(super) fn permit_lost() -> Self {
-        let detail = "the permit has expired or was released, and another client may hold its \
-                      units: acquire a new permit";
-        Self::new(StatusCode::CONFLICT, "permit-lost", "Permit expired", detail)
-    }
-
-    pub(super) fn reload_failed(error: String) -> Self {
-        let title = "Reload failed; keeping the current configuration";
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "reload", title, error)
-    }
-
-    /// A connection with too many unread responses and requests in flight.
-    pub(super) fn busy() -> Self {
-        let detail = "read the responses on this connection, or send fewer requests at once";
-        let title = "Too many requests in flight on this connection";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "busy", title, detail)
-    }
-
-    pub(super) fn draining() -> Self {
-        let detail = "the server is shutting down: use another instance";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "Shutting down", detail)
-    }
-
-    /// A failure of the server or its store. Requests alone do not cause it.
-    pub(super) fn unavailable(detail: impl Into<String>) -> Self {
-        let title = "Temporarily unavailable";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", title, detail)
+        Self::too_large_body(format!("the body exceeds {max} bytes"))
     }
 
     pub(super) fn into_http(self) -> HttpResponse {
@@ -205,18 +162,14 @@ impl From<TooMuch> for ProblemDetails {
 
 impl From<CostError> for ProblemDetails {
     fn from(error: CostError) -> Self {
-        let title = "The cost exceeds a limit";
-        Self::new(StatusCode::BAD_REQUEST, "cost", title, error.to_string())
+        Self::cost(error.to_string())
     }
 }
 
 impl From<StoreError> for ProblemDetails {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Unsupported(_) => {
-                let title = "Unsupported by the store";
-                Self::new(StatusCode::BAD_REQUEST, "unsupported", title, error.to_string())
-            }
+            StoreError::Unsupported(_) => Self::unsupported(error.to_string()),
             StoreError::TimedOut => Self::unavailable("the store timed out"),
             // The log has the error of the store, which may name its address.
             _ => Self::unavailable("the store failed"),

@@ -107,11 +107,14 @@ fn seed_text(decision: &Decision) -> String {
 /// Returns whether `Accept` names JSON with at least the quality of text.
 fn prefers_json(headers: &HeaderMap) -> bool {
     let ranges = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let mut best = [0_u32; 2];
+    let mut best = [0.0_f32; 2];
     for range in ranges.flat_map(|list| list.split(',')) {
         let mut parts = range.split(';').map(str::trim);
         let name = parts.next().unwrap_or_default().to_ascii_lowercase();
-        let quality = parts.find_map(|part| part.strip_prefix("q=")).map_or(1_000, thousandths);
+        let quality = match parts.find_map(|part| part.strip_prefix("q=")) {
+            None => 1.0,
+            Some(text) => text.parse().ok().filter(|q| (0.0..=1.0).contains(q)).unwrap_or(0.0),
+        };
         let kind = match &*name {
             "application/json" | "application/*" => 0,
             "text/plain" | "text/*" => 1,
@@ -119,22 +122,12 @@ fn prefers_json(headers: &HeaderMap) -> bool {
         };
         best[kind] = best[kind].max(quality);
     }
-    best[0] > 0 && best[0] >= best[1]
-}
-
-/// Parses a quality such as `0.5` with at most three decimals. Anything else is 0.
-fn thousandths(text: &str) -> u32 {
-    let (whole, part) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
-    match (whole, part.len() <= 3, format!("{part:0<3}").parse()) {
-        ("1", true, Ok(0)) => 1_000,
-        ("0", true, Ok(part)) => part,
-        _ => 0,
-    }
+    best[0] > 0.0 && best[0] >= best[1]
 }
 
 /// The proxy whose headers are trusted. The headers of the other kind are ignored: clients could send them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ForwardedBy {
+pub(super) enum ForwardedBy {
     /// nginx `auth_request`: `X-Original-URI`, `X-Original-Method`, `X-Real-IP`. nginx turns a 429 into a 500.
     Original,
     /// Traefik, Caddy: `X-Forwarded-Uri`, `-Method`, `-Host`, `-For`.
@@ -187,7 +180,7 @@ impl ForwardedBy {
     }
 
     /// Returns the names of the headers with the path, the method, the host and the address.
-    fn names(self) -> [&'static str; 4] {
+    pub(super) fn names(self) -> [&'static str; 4] {
         match self {
             Self::Original => {
                 ["x-original-uri", "x-original-method", "x-original-host", "x-real-ip"]

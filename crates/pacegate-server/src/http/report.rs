@@ -5,13 +5,15 @@ use http::{HeaderMap, StatusCode};
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
-    bodies::{Health, PolicyList, PolicyModel, Reloaded, StatsResponse},
+    bodies::{
+        Health, PolicyCounts, PolicyList, PolicyModel, ProcessReport, Reloaded, StatsResponse,
+    },
     openapi::document,
     read_request,
-    request::{Check, CheckBody},
+    request::CheckBody,
     response::{content, json},
 };
-use crate::{config::Scope, explain::explain, metrics::Metrics, outage::StoreOutage};
+use crate::{check::Check, config::Scope, explain::explain, metrics::Metrics, outage::StoreOutage};
 
 /// `GET /v1/policies`: lists the policies of the domains that the API key covers.
 pub(super) async fn policies(shared: Context, request: Request) -> HttpResult {
@@ -27,10 +29,13 @@ pub(super) async fn policies(shared: Context, request: Request) -> HttpResult {
 pub(super) async fn stats(shared: Context, request: Request) -> HttpResult {
     let revision = shared.active.revision();
     revision.access_everywhere(request.headers(), Scope::Admin)?;
-    let (reloads_refused, reload_complaint) = shared.active.refusals();
-    let stats =
-        StatsResponse::new(revision.number, &revision.engine.stats(), shared.active.state());
-    json(&StatsResponse { reloads_refused, reload_complaint, ..stats })
+    let stats = revision.engine.stats();
+    json(&StatsResponse {
+        process: ProcessReport::new(&shared.active, &revision, &stats),
+        policies: stats.policies.iter().map(PolicyCounts::from).collect(),
+        ad_hoc: PolicyCounts::from(&stats.inline),
+        store_failures: stats.store_failures,
+    })
 }
 
 /// `GET /v1/explain`.

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
 
 use axum::extract::Query;
 use http::Uri;
-use pacegate::{Charge, CostError, KeyRef, Limit, Plan, PolicyName, Request};
+use pacegate::Request;
 use schemars::JsonSchema;
 use serde::{
     Deserialize, Deserializer,
@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 use super::ProblemDetails;
 use crate::{
+    check::Check,
     config::Bounds,
-    engine::Engine,
     inline_limits::{self, InlineLimitError, Limits, MAX_LIMITS},
 };
 
@@ -49,23 +49,10 @@ pub(super) struct CheckBody<'a> {
 /// A permit to release or renew, with the request that acquired it.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "PermitRequest", extend("anyOf" = [
-    { "properties": { "key": false, "limit": false } },
-    { "properties": { "domain": false, "attributes": false }, "required": ["key", "limit"] },
-]))]
+#[schemars(rename = "PermitRequest")]
 pub(super) struct PermitBody<'a> {
-    /// As in the request that acquired the permit.
-    #[serde(borrow)]
-    domain: Option<Text<'a>>,
-    /// As in the request that acquired the permit.
-    #[schemars(with = "Option<BTreeMap<String, String>>")]
-    attributes: Option<Attributes<'a>>,
-    /// As in the request that acquired the permit.
-    key: Option<Text<'a>>,
-    /// As in the request that acquired the permit.
-    limit: Option<LimitTexts<'a>>,
-    /// Ignored.
-    cost: Option<u64>,
+    #[serde(borrow, flatten)]
+    check: CheckBody<'a>,
     /// The permit that `POST /v1/acquire` returned.
     #[schemars(regex(pattern = "^[0-9a-f]{1,32}$"))]
     permit: Text<'a>,
@@ -112,20 +99,6 @@ struct Attributes<'a>(SmallVec<[(Text<'a>, Text<'a>); 8]>);
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
-/// A valid request: by the policies, or with its own limits.
-#[derive(Clone, Debug)]
-pub(super) enum Check<'a> {
-    Policies(Request<'a>),
-    Inline { key: &'a str, limits: Limits, cost: u64, id: Option<&'a [u8]> },
-}
-
-/// The limits that apply to a [`Check`], with their keys.
-#[expect(clippy::large_enum_variant, reason = "lives on the stack for one request")]
-pub(super) enum CheckLimits<'e, 's> {
-    Policies(Plan<'e>),
-    Inline(&'s str, &'s [Limit]),
-}
-
 /// The general form of a limit, for the schema.
 const LIMIT_PATTERN: &str = "^[0-9]+/([0-9]*(ms|s|m|h|d)|second|minute|hour|day)( .*)?$";
 const MAX_LIMIT_BYTES: usize = 64;
@@ -166,10 +139,13 @@ pub(super) fn parse_query(uri: &Uri) -> Result<Vec<(String, String)>, ProblemDet
 impl<'a> CheckBody<'a> {
     /// Parses the body of an endpoint that is not a check, and so takes no `id`.
     pub(super) fn parse_without_id(body: &'a [u8]) -> Result<Self, ProblemDetails> {
-        let body: Self = parse(body)?;
-        match body.id {
+        parse::<Self>(body)?.without_id()
+    }
+
+    fn without_id(self) -> Result<Self, ProblemDetails> {
+        match self.id {
             Some(_) => Err(ProblemDetails::request("`id` is for checks only")),
-            None => Ok(body),
+            None => Ok(self),
         }
     }
 
@@ -206,7 +182,7 @@ impl<'a> CheckBody<'a> {
             return Err(ProblemDetails::request(EITHER_FORM));
         }
         check_length("the key", key, bounds)?;
-        Ok(Check::Inline { key, limits: limit.parse()?, cost, id })
+        Ok(Check::Inline { key: key.as_bytes(), limits: limit.parse()?, cost, id })
     }
 
     fn request(&self, bounds: &Bounds) -> Result<Request<'_>, ProblemDetails> {
@@ -269,7 +245,7 @@ impl CheckBody<'static> {
 impl<'a> PermitBody<'a> {
     /// Returns the permit and the request that acquired it.
     pub(super) fn split(self) -> Result<(u128, CheckBody<'a>), ProblemDetails> {
-        let Self { domain, attributes, key, limit, cost, permit: Text(permit) } = self;
+        let Self { check, permit: Text(permit) } = self;
         let is_hex =
             (1..=32).contains(&permit.len()) && permit.bytes().all(|b| b.is_ascii_hexdigit());
         let permit =
@@ -278,7 +254,7 @@ impl<'a> PermitBody<'a> {
                     "invalid `permit`: expected the 32 hexadecimal digits of POST /v1/acquire";
                 ProblemDetails::request(detail)
             })?;
-        Ok((permit, CheckBody { domain, attributes, key, limit, cost, id: None }))
+        Ok((permit, check.without_id()?))
     }
 }
 
@@ -315,65 +291,6 @@ fn check_length(name: &str, text: &str, bounds: &Bounds) -> Result<(), ProblemDe
             Err(ProblemDetails::bounds(format!("{name} exceeds {max} bytes")))
         }
         _ => Ok(()),
-    }
-}
-
-impl Check<'_> {
-    /// Returns the domain that the API key must cover.
-    pub(super) fn domain(&self) -> &str {
-        match self {
-            Self::Policies(request) => request.domain(),
-            Self::Inline { .. } => "",
-        }
-    }
-
-    pub(super) fn is_inline(&self) -> bool {
-        matches!(self, Self::Inline { .. })
-    }
-
-    pub(super) fn cost(&self) -> u64 {
-        match self {
-            Self::Policies(request) => request.units(),
-            Self::Inline { cost, .. } => *cost,
-        }
-    }
-
-    pub(super) fn id(&self) -> Option<&[u8]> {
-        match self {
-            Self::Policies(request) => request.id_bytes(),
-            Self::Inline { id, .. } => *id,
-        }
-    }
-
-    /// Returns the limits to charge.
-    pub(super) fn limits<'e>(&self, engine: &'e Engine) -> CheckLimits<'e, '_> {
-        match self {
-            Self::Policies(request) => CheckLimits::Policies(engine.plan(request)),
-            Self::Inline { key, limits, .. } => CheckLimits::Inline(key, limits),
-        }
-    }
-
-    /// Returns the limits that an earlier check was charged to, for refunds, resets and releases.
-    pub(super) fn charged_limits<'e>(&self, engine: &'e Engine) -> CheckLimits<'e, '_> {
-        match self {
-            Self::Policies(request) => CheckLimits::Policies(engine.charges().plan(request)),
-            Self::Inline { key, limits, .. } => CheckLimits::Inline(key, limits),
-        }
-    }
-}
-
-impl CheckLimits<'_, '_> {
-    /// Returns one charge of this cost for each limit.
-    pub(super) fn charges(&self, cost: u64) -> Result<Vec<Charge<'_>>, CostError> {
-        match self {
-            Self::Policies(plan) => plan.charges(cost),
-            Self::Inline(key, limits) => {
-                let key = KeyRef::new(key.as_bytes());
-                let charges =
-                    limits.iter().map(|&limit| Charge::new(PolicyName::INLINE, key, limit));
-                Ok(charges.map(|charge| charge.cost(cost)).collect())
-            }
-        }
     }
 }
 

@@ -32,11 +32,6 @@ use crate::{
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain";
 
-/// Errors of endpoints that read a query.
-const QUERY_ERRORS: &[u16] = &[400, 401, 403, 503];
-/// Errors of endpoints that read a JSON body.
-const BODY_ERRORS: &[u16] = &[400, 401, 403, 408, 413, 415, 503];
-
 const POLICY: Parameter = Parameter {
     description: "Policy name; `key` is then one of its keys as GET /v1/live shows it",
     ..Parameter::query("policy")
@@ -99,6 +94,14 @@ pub(super) fn routes() -> Vec<Route> {
     [checks(), counters(), reports(), operations(), proxies()].into_iter().flatten().collect()
 }
 
+/// Returns whether the requests for a path count as decisions in the latency of the listener.
+pub(super) fn decides(path: &str) -> bool {
+    matches!(
+        path,
+        "/v1/check" | "/v1/check/batch" | "/v1/acquire" | "/v1/auth" | "/check" | "/json"
+    )
+}
+
 fn checks() -> Vec<Route> {
     let problem = ("application/problem+json", schema::<CheckResponse> as SchemaOf);
     vec![
@@ -108,28 +111,23 @@ fn checks() -> Vec<Route> {
             .decision(
                 &[(JSON, schema::<CheckResponse>)],
                 &[(JSON, schema::<CheckResponse>), problem],
-            )
-            .errors(BODY_ERRORS),
+            ),
         Route::new("/v1/check/batch", "post checkBatch", post(check::batch))
             .summary("Checks several requests independently")
             .body::<BatchBody<CheckBody<'_>>>("Requests to check")
-            .returns::<BatchResponse>("Decisions in the order of the requests")
-            .errors(&[400, 401, 408, 413, 415]),
+            .returns::<BatchResponse>("Decisions in the order of the requests"),
         Route::new("/v1/acquire", "post acquire", post(counters::acquire))
             .summary("Checks a request and holds units of its concurrency limits")
             .body::<CheckBody<'_>>("Request to check")
-            .decision(&[(JSON, schema::<AcquireResponse>)], &[(JSON, schema::<AcquireResponse>)])
-            .errors(BODY_ERRORS),
+            .decision(&[(JSON, schema::<AcquireResponse>)], &[(JSON, schema::<AcquireResponse>)]),
         Route::new("/v1/release", "post release", post(counters::release))
             .summary("Releases a permit; does nothing if it has expired")
             .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
-            .returns::<Done>("The permit is not held")
-            .errors(BODY_ERRORS),
+            .returns::<Done>("The permit is not held"),
         Route::new("/v1/renew", "post renew", post(counters::renew))
             .summary("Extends a permit by its full period")
             .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
             .returns::<Done>("The permit is held for another period")
-            .errors(BODY_ERRORS)
             .problem(409, "The permit has expired"),
     ]
 }
@@ -139,41 +137,35 @@ fn counters() -> Vec<Route> {
         Route::new("/v1/state", "get peek", get(counters::peek))
             .summary("Returns the state of limits without charging them")
             .parameters(CHECK_QUERY)
-            .returns::<StateResponse>("State of the limits")
-            .errors(QUERY_ERRORS),
+            .returns::<StateResponse>("State of the limits"),
         Route::new("/v1/state", "delete reset", delete(counters::reset))
             .summary("Resets counters")
             .admin()
             .parameters(CHECK_QUERY)
-            .returns::<Done>("The counters are reset")
-            .errors(QUERY_ERRORS),
+            .returns::<Done>("The counters are reset"),
         Route::new("/v1/refund", "post refund", post(counters::refund))
             .summary("Refunds units")
             .admin()
             .body::<CheckBody<'_>>(
                 "Request that was charged; `cost` is the number of units to refund",
             )
-            .returns::<Done>("The units are refunded, at most as many as were used")
-            .errors(BODY_ERRORS),
+            .returns::<Done>("The units are refunded, at most as many as were used"),
         Route::new("/v1/clear", "post clear", post(clear::clear))
             .summary("Clears all keys of a policy or a domain; memory store only")
             .admin()
             .body::<ClearRequest>("Keys to clear")
-            .returns::<ClearResponse>("The keys are cleared")
-            .errors(BODY_ERRORS),
+            .returns::<ClearResponse>("The keys are cleared"),
         Route::new("/v1/block", "post block", post(block::block))
             .summary("Denies a key of a policy for some time")
             .admin()
             .body::<BlockRequest>("Key to block, and for how long")
             .returns::<BlockResponse>("This process denies the key until then")
-            .errors(BODY_ERRORS)
             .problem(409, "Too many keys are blocked"),
         Route::new("/v1/block", "delete unblock", delete(block::unblock))
             .summary("Removes a block")
             .admin()
             .parameters(BLOCK_QUERY)
-            .returns::<Done>("The key is not blocked; `limits` is 0 if it was not blocked before")
-            .errors(&[400, 401, 403]),
+            .returns::<Done>("The key is not blocked; `limits` is 0 if it was not blocked before"),
     ]
 }
 
@@ -182,28 +174,23 @@ fn reports() -> Vec<Route> {
         Route::new("/v1/explain", "get explain", get(report::explain_query))
             .summary("Explains which policies apply to a request")
             .parameters(&CHECK_QUERY[..4])
-            .returns::<Explanation>("Result for each policy")
-            .errors(QUERY_ERRORS),
+            .returns::<Explanation>("Result for each policy"),
         Route::new("/v1/explain", "post explainBody", post(report::explain_body))
             .summary("Explains which policies apply to a request in the body")
             .body::<CheckBody<'_>>("Request to explain")
-            .returns::<Explanation>("Result for each policy")
-            .errors(BODY_ERRORS),
+            .returns::<Explanation>("Result for each policy"),
         Route::new("/v1/policies", "get policies", get(report::policies))
             .summary("Lists the policies of the domains that the API key covers")
-            .returns::<PolicyList>("Policies")
-            .errors(&[401]),
+            .returns::<PolicyList>("Policies"),
         Route::new("/v1/stats", "get stats", get(report::stats))
             .summary("Returns the counts of this process")
             .admin()
-            .returns::<StatsResponse>("Counts")
-            .errors(&[401, 403]),
+            .returns::<StatsResponse>("Counts"),
         Route::new("/v1/live", "get live", get(live::live))
             .summary("Returns what the dashboard shows")
             .admin()
             .parameters(SINCE)
-            .returns::<LiveResponse>("Counts and keys of this process")
-            .errors(&[400, 401, 403]),
+            .returns::<LiveResponse>("Counts and keys of this process"),
     ]
 }
 
@@ -214,26 +201,31 @@ fn operations() -> Vec<Route> {
             .summary("Reloads the configuration")
             .admin()
             .returns::<Reloaded>("Configuration reloaded")
-            .errors(&[401, 403, 422, 503]),
+            .problem(422, "Reload failed; the current configuration stays"),
         Route::new("/healthz", "get healthz", get(report::healthz))
             .summary("Liveness check")
+            .without_key()
             .returns::<Health>("The process is alive"),
         Route::new("/readyz", "get readyz", get(report::readyz))
             .summary("Readiness check")
+            .without_key()
             .returns::<Health>("Ready; `degraded` if the store is unreachable")
-            .errors(&[503]),
+            .problem(503, "Shutting down"),
         Route::new("/healthcheck", "get healthcheck", get(report::readyz))
             .summary("Readiness check at the path of envoyproxy/ratelimit")
+            .without_key()
             .returns::<Health>("Ready; `degraded` if the store is unreachable")
-            .errors(&[503]),
+            .problem(503, "Shutting down"),
         Route::new("/metrics", "get metrics", get(report::metrics))
             .summary("Prometheus metrics")
-            .response(200, "Metrics in the OpenMetrics format", &[(OPEN_METRICS, schema::<String>)])
-            .errors(&[401, 403, 503]),
+            .response(
+                200,
+                "Metrics in the OpenMetrics format",
+                &[(OPEN_METRICS, schema::<String>)],
+            ),
         Route::new("/openapi.json", "get openapi", get(report::openapi))
             .summary("Returns this document")
-            .returns::<serde_json::Map<String, serde_json::Value>>("OpenAPI 3.1 document")
-            .errors(&[401]),
+            .returns::<serde_json::Map<String, serde_json::Value>>("OpenAPI 3.1 document"),
     ]
 }
 
@@ -244,20 +236,17 @@ fn proxies() -> Vec<Route> {
             .summary("Checks the request that a proxy describes in headers")
             .parameters(AUTH_PARAMETERS)
             .decision(&[], &[])
-            .errors(&[400, 401])
             .response(403, "Denied if `deny` is 403; or the API key does not permit this", &[])
             .limit_headers(),
         Route::new("/check", "get seedCheck", get(proxy::seed))
             .summary("Checks a user as RLaaS does")
             .parameters(USER_ID)
-            .decision(seed, seed)
-            .errors(&[400, 401, 403]),
+            .decision(seed, seed),
         Route::new("/json", "post descriptors", post(descriptors::json))
             .summary("Checks descriptors as envoyproxy/ratelimit does")
             .body::<JsonRequest>("RateLimitRequest in its JSON form")
             .returns::<JsonResponse>("Allowed")
-            .response(429, "Denied", &[(JSON, schema::<JsonResponse>)])
-            .errors(&[400, 401, 403, 408, 413, 503]),
+            .response(429, "Denied", &[(JSON, schema::<JsonResponse>)]),
     ]
 }
 

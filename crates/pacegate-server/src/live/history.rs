@@ -1,41 +1,53 @@
 use std::{
     cmp::Reverse,
     collections::{HashMap, VecDeque},
+    iter::repeat,
 };
 
 use pacegate::{PolicyName, PolicyStats, Stats};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-/// The decisions of each policy in each of the last seconds.
+use crate::metrics::Latency;
+
+/// The decisions of each policy, and the latency of each listener, in each of the last seconds.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     /// Without gaps, oldest first.
     seconds: VecDeque<Second>,
     /// The totals at the last update.
     totals: HashMap<PolicyName, [u64; KINDS]>,
+    /// The latency of each listener at the last update.
+    latencies: Vec<Latency>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Second {
     /// Its end, in seconds since the epoch.
     end: u64,
     /// The counts of the active policies.
     counts: Vec<(PolicyName, [u32; KINDS])>,
+    /// The latency of each listener. May be shorter: listeners without an entry made no decisions.
+    latencies: Vec<Latency>,
 }
 
-/// One policy, second by second.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The decisions of one policy in each second.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "CountsBySecond")]
 pub(crate) struct Counts {
     pub(crate) allowed: Vec<u32>,
     pub(crate) denied: Vec<u32>,
     pub(crate) shadow_denied: Vec<u32>,
-    /// The sums of the costs of the allowed requests.
+    /// Total cost of the allowed requests.
     pub(crate) allowed_units: Vec<u32>,
-    /// The sums of the costs of the denied requests, those in shadow mode not included.
+    /// Total cost of the denied requests.
     pub(crate) denied_units: Vec<u32>,
+    /// Total cost of the requests that shadow mode allowed.
+    pub(crate) shadow_denied_units: Vec<u32>,
 }
 
-/// The numbers that are kept for each policy and second: the fields of [`Counts`].
-const KINDS: usize = 5;
+/// The number of fields of [`Counts`].
+const KINDS: usize = 6;
 
 impl History {
     /// The number of seconds that are kept.
@@ -47,26 +59,42 @@ impl History {
     /// The number of policies that are kept for each second: those with the most decisions.
     const POLICIES: usize = 256;
 
-    /// Records the decisions up to the end of a second. Missed seconds stay empty; all new decisions go to this second.
-    /// If the clock has gone back a little, decisions are added to the latest second until the clock passes it.
-    pub(crate) fn push(&mut self, end: u64, stats: &Stats) {
+    /// Records the decisions up to the end of a second, and the total latency of each listener. Missed seconds stay
+    /// empty; all new decisions go to this second. If the clock has gone back a little, decisions are added to the
+    /// latest second until the clock passes it.
+    pub(crate) fn push(&mut self, end: u64, stats: &Stats, latencies: Vec<Latency>) {
         let mut counts = self.since_last(stats);
         cut(&mut counts);
+        let before = std::mem::replace(&mut self.latencies, latencies);
+        let before = before.into_iter().chain(repeat(Latency::default()));
+        let new = self.latencies.iter().zip(before).map(|(now, before)| now.since(&before));
+        let new: Vec<_> = new.collect();
         match self.seconds.back_mut() {
             Some(last) if end <= last.end && last.end - end <= Self::SMALL_STEP => {
-                return last.add(&counts);
+                return last.add(&counts, &new);
             }
             Some(last) if end > last.end && end - last.end <= Self::SECONDS as u64 => {
                 let missed = last.end + 1..end;
-                self.seconds.extend(missed.map(|end| Second { end, counts: Vec::new() }));
+                self.seconds.extend(missed.map(|end| Second { end, ..Second::default() }));
             }
             _ => self.seconds.clear(),
         }
-        let mut second = Second { end, counts: Vec::new() };
-        second.add(&counts);
+        let mut second = Second { end, ..Second::default() };
+        second.add(&counts, &new);
         self.seconds.push_back(second);
         let over = self.seconds.len().saturating_sub(Self::SECONDS);
         self.seconds.drain(..over);
+    }
+
+    /// Returns the latency of a listener in the last minute.
+    pub(crate) fn last_minute(&self, listener: usize) -> Latency {
+        let seconds = self.seconds.iter().rev().take(60);
+        seconds.filter_map(|second| second.latencies.get(listener)).sum()
+    }
+
+    /// Returns the latency of all listeners in each second after `since`.
+    pub(crate) fn latencies(&self, since: u64) -> impl Iterator<Item = Latency> {
+        self.after(since).map(|second| second.latencies.iter().sum())
     }
 
     /// Returns the end of the first second after `since`, and the number of seconds after it.
@@ -103,10 +131,11 @@ impl History {
     fn since_last(&mut self, stats: &Stats) -> Vec<(PolicyName, [u32; KINDS])> {
         let mut totals = HashMap::with_capacity(stats.policies.len() + 1);
         let mut counts = Vec::new();
-        for policy in stats.policies.iter().chain([&stats.inline]) {
-            let PolicyStats { allowed, denied, shadow_denied, .. } = *policy;
-            let now = [allowed, denied, shadow_denied, policy.allowed_units, policy.denied_units];
-            let policy = policy.policy;
+        for stats in stats.policies.iter().chain([&stats.inline]) {
+            let &PolicyStats { policy, allowed, denied, shadow_denied, .. } = stats;
+            let &PolicyStats { allowed_units, denied_units, shadow_denied_units, .. } = stats;
+            let now =
+                [allowed, denied, shadow_denied, allowed_units, denied_units, shadow_denied_units];
             if now == [0; KINDS] {
                 continue;
             }
@@ -134,13 +163,20 @@ impl Counts {
     }
 
     fn fields(&mut self) -> [&mut Vec<u32>; KINDS] {
-        let Self { allowed, denied, shadow_denied, allowed_units, denied_units } = self;
-        [allowed, denied, shadow_denied, allowed_units, denied_units]
+        let Self {
+            allowed,
+            denied,
+            shadow_denied,
+            allowed_units,
+            denied_units,
+            shadow_denied_units,
+        } = self;
+        [allowed, denied, shadow_denied, allowed_units, denied_units, shadow_denied_units]
     }
 }
 
 impl Second {
-    fn add(&mut self, counts: &[(PolicyName, [u32; KINDS])]) {
+    fn add(&mut self, counts: &[(PolicyName, [u32; KINDS])], latencies: &[Latency]) {
         for &(policy, new) in counts {
             match self.counts.iter_mut().find(|(other, _)| *other == policy) {
                 Some((_, sum)) => {
@@ -151,6 +187,8 @@ impl Second {
         }
         cut(&mut self.counts);
         self.counts.shrink_to_fit();
+        self.latencies.resize(self.latencies.len().max(latencies.len()), Latency::default());
+        self.latencies.iter_mut().zip(latencies).for_each(|(sum, new)| *sum += *new);
     }
 }
 
@@ -168,9 +206,12 @@ fn cut(counts: &mut Vec<(PolicyName, [u32; KINDS])>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use pacegate::{Limit, Limiter, Policy, PolicySet, Request};
 
     use super::*;
+    use crate::metrics::ListenerMetrics;
 
     fn limiter(policies: usize) -> Limiter {
         let policy = |n: usize| {
@@ -196,13 +237,13 @@ mod tests {
     fn each_second_has_its_new_decisions() {
         let (limiter, mut history) = (limiter(2), History::default());
         check(&limiter, 0, 1);
-        history.push(100, &limiter.stats());
+        history.push(100, &limiter.stats(), Vec::new());
         check(&limiter, 0, 4);
         check(&limiter, 1, 1);
-        history.push(101, &limiter.stats());
+        history.push(101, &limiter.stats(), Vec::new());
         // Two seconds were missed.
         check(&limiter, 0, 1);
-        history.push(104, &limiter.stats());
+        history.push(104, &limiter.stats(), Vec::new());
         assert_eq!(history.range(0), (100, 5));
         let counts = history.counts(0, &names(&limiter));
         assert_eq!(counts[0].allowed, [1, 1, 0, 0, 0]);
@@ -220,13 +261,13 @@ mod tests {
         let (limiter, mut history) = (limiter(1), History::default());
         for second in 0..1_000 {
             check(&limiter, 0, 1);
-            history.push(second, &limiter.stats());
+            history.push(second, &limiter.stats(), Vec::new());
         }
         assert_eq!(history.range(0), (700, History::SECONDS));
         assert_eq!(history.counts(0, &names(&limiter))[0].denied, [1; History::SECONDS]);
         // A large jump of the clock clears the history.
         for second in [5_000, 4_994, 3] {
-            history.push(second, &limiter.stats());
+            history.push(second, &limiter.stats(), Vec::new());
             assert_eq!(history.range(0), (second, 1));
         }
     }
@@ -236,7 +277,7 @@ mod tests {
         let (limiter, mut history) = (limiter(1), History::default());
         for second in [50, 50, 45, 51] {
             check(&limiter, 0, 1);
-            history.push(second, &limiter.stats());
+            history.push(second, &limiter.stats(), Vec::new());
         }
         let counts = history.counts(0, &names(&limiter));
         assert_eq!(history.range(0), (50, 2));
@@ -244,30 +285,51 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_is_there_again_begins_at_nothing() {
+    fn the_counts_of_a_policy_that_was_added_again_start_at_zero() {
         let (first, mut history) = (limiter(2), History::default());
         check(&first, 1, 2);
-        history.push(1, &first.stats());
+        history.push(1, &first.stats(), Vec::new());
         let one = PolicySet::new([first.policies().policies()[0].clone()]).unwrap();
         let second = first.with_policies(one);
-        history.push(2, &second.stats());
+        history.push(2, &second.stats(), Vec::new());
         let third = second.with_policies(first.policies().clone());
         check(&third, 1, 1);
-        history.push(3, &third.stats());
+        history.push(3, &third.stats(), Vec::new());
         let counts = history.counts(0, &names(&third));
         assert_eq!((&*counts[1].allowed, &*counts[1].denied), (&[2, 0, 0][..], &[0, 0, 1][..]));
     }
 
     #[test]
-    fn of_very_many_policies_the_busiest_are_remembered() {
+    fn only_the_busiest_policies_are_kept() {
         let (limiter, mut history) = (limiter(History::POLICIES + 10), History::default());
         for policy in 0..History::POLICIES + 10 {
             check(&limiter, policy, if policy < 10 { 1 } else { 2 });
         }
-        history.push(1, &limiter.stats());
+        history.push(1, &limiter.stats(), Vec::new());
         let counts = history.counts(0, &names(&limiter));
         let remembered = counts.iter().filter(|counts| counts.allowed == [2]).count();
         assert_eq!(remembered, History::POLICIES);
         assert!(counts[..10].iter().all(|counts| counts.allowed == [0]));
+    }
+
+    #[test]
+    fn each_second_has_the_latency_of_its_decisions() {
+        let (limiter, mut history) = (limiter(1), History::default());
+        let listener = ListenerMetrics::new("http", &["200"]);
+        let mut push = |second: u64, micros: &[u64]| {
+            for &micros in micros {
+                listener.count(0, Duration::from_micros(micros));
+            }
+            history.push(second, &limiter.stats(), vec![listener.latency()]);
+        };
+        push(10, &[20, 20, 300]);
+        push(12, &[90]);
+        push(70, &[5]);
+        let micros = |latency: Latency| latency.percentile(50).map(|time| time.as_micros());
+        let seconds: Vec<_> = history.latencies(0).map(micros).collect();
+        assert_eq!(seconds[..4], [Some(25), None, Some(100), None]);
+        assert_eq!((seconds.len(), micros(history.last_minute(0))), (61, Some(25)));
+        assert_eq!(history.last_minute(0).count(), 2);
+        assert_eq!(history.last_minute(1).count(), 0);
     }
 }

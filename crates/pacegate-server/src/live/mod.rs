@@ -3,7 +3,11 @@
 mod history;
 mod name;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use pacegate::{Clock, PolicyName, SystemClock, Timestamp};
 use parking_lot::Mutex;
@@ -11,15 +15,19 @@ use tokio::time::sleep;
 
 pub(crate) use self::{
     history::{Counts, History},
-    name::{SHOWN, key_of, text_of},
+    name::{MAX_SHOWN_CHARS, key_of, text_of},
 };
-use crate::active_config::ActiveConfig;
+use crate::{active_config::ActiveConfig, metrics::ListenerMetrics};
 
 /// The recent history of the server.
 #[derive(Debug)]
 pub(crate) struct Live {
     started: Timestamp,
+    /// Written once a second, read by requests for live data.
     history: Mutex<History>,
+    /// Set when the server starts.
+    listeners: OnceLock<Vec<Arc<ListenerMetrics>>>,
+    /// Held during an update, so that other readers wait for it.
     used: tokio::sync::Mutex<Option<Used>>,
 }
 
@@ -38,6 +46,7 @@ impl Live {
         Self {
             started: SystemClock::new().now(),
             history: Mutex::default(),
+            listeners: OnceLock::new(),
             used: tokio::sync::Mutex::default(),
         }
     }
@@ -47,12 +56,22 @@ impl Live {
         self.started
     }
 
-    /// The last known usage. The lock is held during an update, so that other readers wait for it.
+    /// Sets the listeners whose latency is recorded. Only the first call has an effect.
+    pub(crate) fn set_listeners(&self, listeners: Vec<Arc<ListenerMetrics>>) {
+        self.listeners.get_or_init(|| listeners);
+    }
+
+    /// Returns the listeners, in the order of their latencies in the history.
+    pub(crate) fn listeners(&self) -> &[Arc<ListenerMetrics>] {
+        self.listeners.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the last known usage.
     pub(crate) fn used(&self) -> &tokio::sync::Mutex<Option<Used>> {
         &self.used
     }
 
-    /// The last minutes, second by second.
+    /// Returns the last minutes, second by second.
     pub(crate) fn history(&self) -> &Mutex<History> {
         &self.history
     }
@@ -65,15 +84,17 @@ pub(crate) async fn watch(active: Arc<ActiveConfig>) {
         let into = clock.now().as_micros() % SECOND;
         sleep(Duration::from_micros(SECOND - into)).await;
         // Timers may fire a little early.
-        look(&active, (clock.now().as_micros() + SECOND / 2) / SECOND);
+        record_second(&active, (clock.now().as_micros() + SECOND / 2) / SECOND);
     }
 }
 
 const SECOND: u64 = 1_000_000;
 
 /// Records the decisions up to the end of this second.
-pub(crate) fn look(active: &ActiveConfig, second: u64) {
+pub(crate) fn record_second(active: &ActiveConfig, second: u64) {
     let revision = active.revision();
     revision.engine.blocks().expire();
-    active.live().history().lock().push(second, &revision.engine.stats());
+    let latencies = active.live().listeners().iter().map(|listener| listener.latency());
+    let (stats, latencies) = (revision.engine.stats(), latencies.collect());
+    active.live().history().lock().push(second, &stats, latencies);
 }

@@ -3,24 +3,24 @@
 use pacegate::{KeyBuf, KeyRef, Policy};
 
 /// The number of characters of a key that are shown.
-pub(crate) const SHOWN: usize = 200;
+pub(crate) const MAX_SHOWN_CHARS: usize = 200;
 
 const ABSENT: &str = "(absent)";
-const BETWEEN: &str = ", ";
+const SEPARATOR: &str = ", ";
 
 /// Returns a key as text: its parts, joined by commas and truncated. Untrusted input.
 pub(crate) fn text_of(key: KeyRef<'_>) -> String {
     let mut text = String::new();
     for (place, part) in key.parts().enumerate() {
         if place > 0 {
-            text.push_str(BETWEEN);
+            text.push_str(SEPARATOR);
         }
         match part {
             Some(part) => text.push_str(&String::from_utf8_lossy(part)),
             None => text.push_str(ABSENT),
         }
     }
-    if let Some((end, _)) = text.char_indices().nth(SHOWN) {
+    if let Some((end, _)) = text.char_indices().nth(MAX_SHOWN_CHARS) {
         text.truncate(end);
         text.push('…');
     }
@@ -41,7 +41,7 @@ pub(crate) fn key_of(policy: Option<&Policy>, text: &str) -> Option<KeyBuf> {
         Some(part) => KeyRef::new(&part).to_buf(),
         None => tuple(&mut [text].into_iter()),
     };
-    let parts = || text.split(BETWEEN);
+    let parts = || text.split(SEPARATOR);
     match policy {
         None => Some(KeyRef::new(text.as_bytes()).to_buf()),
         Some(policy) => match policy.per.len() {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn ambiguous_texts_do_not_parse_as_another_key() {
-        let long = "x".repeat(SHOWN + 1);
+        let long = "x".repeat(MAX_SHOWN_CHARS + 1);
         for (per, attributes) in [
             (&["ip"][..], &[("ip", "(absent)")][..]),
             (&["ip"], &[("ip", &*long)]),
@@ -115,8 +115,8 @@ mod tests {
     #[test]
     fn a_long_key_is_cut_at_a_character() {
         let text = text_of(KeyRef::new("ä".repeat(500).as_bytes()));
-        assert_eq!(text, "ä".repeat(SHOWN) + "…");
-        let text = text_of(KeyRef::new("ä".repeat(SHOWN).as_bytes()));
-        assert_eq!(text, "ä".repeat(SHOWN));
+        assert_eq!(text, "ä".repeat(MAX_SHOWN_CHARS) + "…");
+        let text = text_of(KeyRef::new("ä".repeat(MAX_SHOWN_CHARS).as_bytes()));
+        assert_eq!(text, "ä".repeat(MAX_SHOWN_CHARS));
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct RespService {
     connections: AtomicU64,
     guesses: Arc<Guesses>,
     /// Clients that sent HTTP.
-    strays: Quiet,
+    http_clients: Quiet,
 }
 
 /// Outcomes of commands, for [`ListenerMetrics`].
@@ -70,12 +70,12 @@ impl RespService {
     /// Creates the listener, which counts its commands in `metrics`.
     pub(crate) fn new(active: Arc<ActiveConfig>, metrics: Arc<ListenerMetrics>) -> Self {
         let (connections, guesses) = (AtomicU64::new(0), Arc::new(Guesses::new()));
-        Self { active, metrics, connections, guesses, strays: Quiet::default() }
+        Self { active, metrics, connections, guesses, http_clients: Quiet::default() }
     }
 
     /// Logs an HTTP client, without its request, which may contain secrets.
     fn log_http_client(&self, peer: &Peer) {
-        if self.strays.events().is_some() {
+        if self.http_clients.events().is_some() {
             tracing::warn!(
                 %peer,
                 "received HTTP on the RESP listener; closed the connection"
@@ -110,7 +110,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
         let mut begun = pin!(waiting.begun());
         let mut alarm = pin!(sleep(bounds.idle_timeout));
         let (mut decided, mut is_partial) = (Tick::now(), false);
-        while !self.session.is_over {
+        while !self.session.is_closing {
             let lacks_key = self.session.lacks_key(&self.service.active.revision());
             let most = if lacks_key { UNAUTHENTICATED_READ } else { bounds.request_bytes };
             self.make_room(most);
@@ -149,7 +149,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 alarm.as_mut().reset(Instant::now() + bounds.idle_timeout);
             }
         }
-        if self.session.spoke_http {
+        if self.session.received_http {
             self.service.log_http_client(&self.peer);
         }
         self.close().await
@@ -159,7 +159,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
     async fn drain(&mut self, bounds: Bounds, drain: Drain) -> io::Result<()> {
         let mut over = pin!(drain.grace_over());
         let mut left = MAX_DRAINED_BYTES;
-        while !self.session.is_over && left > 0 {
+        while !self.session.is_closing && left > 0 {
             self.make_room(bounds.request_bytes);
             let idle = if self.input.is_empty() { DRAIN_IDLE_TIMEOUT } else { GRACE };
             let read = tokio::select! {
@@ -203,7 +203,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
                 self.session.replies.bytes.clear();
                 self.session.replies.bytes.shrink_to(MAX_PENDING_BYTES);
             }
-            if used == 0 || self.input.is_empty() || self.session.is_over {
+            if used == 0 || self.input.is_empty() || self.session.is_closing {
                 return Ok(has_answered);
             }
         }
@@ -236,7 +236,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
 pub(crate) async fn answer_all(active: Arc<ActiveConfig>, bytes: &[u8]) -> Vec<u8> {
     let mut session = RespSession::new(1);
     let (mut rest, mut answers) = (bytes, Vec::new());
-    while !session.is_over {
+    while !session.is_closing {
         let used = session.answer(&active, rest).await;
         rest = &rest[used..];
         answers.append(&mut session.replies.bytes);

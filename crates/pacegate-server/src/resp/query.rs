@@ -1,10 +1,11 @@
 //! The arguments of `PACEGATE.CHECK` and similar commands.
 
-use pacegate::{Charge, Decision, KeyRef, Limit, PolicyName, Request};
+use pacegate::{Decision, Request};
 use smallvec::SmallVec;
 
 use super::{error::CommandError, reply::Replies, throttle::number};
 use crate::{
+    check::Check,
     config::Bounds,
     inline_limits::{self, Limits},
 };
@@ -13,8 +14,8 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Query<'a> {
     domain: &'a str,
-    pub(super) cost: u64,
-    pub(super) id: Option<&'a [u8]>,
+    cost: u64,
+    id: Option<&'a [u8]>,
     attributes: SmallVec<[(&'a str, &'a [u8]); 8]>,
     inline: Option<(&'a [u8], Limits)>,
 }
@@ -107,38 +108,20 @@ impl<'a> Query<'a> {
         Self { cost: 0, id: None, ..self }
     }
 
-    /// Returns whether the command has inline limits.
-    pub(super) fn is_inline(&self) -> bool {
-        self.inline.is_some()
-    }
-
-    pub(super) fn domain(&self) -> &'a str {
-        self.domain
-    }
-
-    /// Returns the request, or `None` for a key with inline limits.
-    pub(super) fn request(&self) -> Option<Request<'a>> {
-        if self.inline.is_some() {
-            return None;
+    /// Returns the check.
+    pub(super) fn into_check(self) -> Result<Check<'a>, CommandError> {
+        let Self { domain, cost, id, attributes, inline } = self;
+        if let Some((key, limits)) = inline {
+            return Ok(Check::Inline { key, limits, cost, id });
         }
-        let mut request = Request::new().in_domain(self.domain).cost(self.cost);
-        for (name, value) in &self.attributes {
-            request = request.with(name, *value);
+        let mut request = Request::new().in_domain(domain).cost(cost);
+        for (name, value) in attributes {
+            request = request.with(name, value);
         }
-        match self.id {
-            // `read` checked its length.
-            Some(id) => request.id(id).ok(),
-            None => Some(request),
+        match id {
+            None => Ok(Check::Policies(request)),
+            Some(id) => request.id(id).map(Check::Policies).map_err(|_| CommandError::InvalidId),
         }
-    }
-
-    /// Returns the charges of a key with inline limits.
-    pub(super) fn inline_charges(&self) -> SmallVec<[Charge<'a>; 2]> {
-        let Some((key, limits)) = &self.inline else { return SmallVec::new() };
-        let charge = |&limit: &Limit| {
-            Charge::new(PolicyName::INLINE, KeyRef::new(key), limit).cost(self.cost)
-        };
-        limits.iter().map(charge).collect()
     }
 }
 

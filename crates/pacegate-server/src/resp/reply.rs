@@ -9,12 +9,12 @@ use super::error::CommandError;
 pub(crate) struct Replies {
     pub(crate) bytes: Vec<u8>,
     /// True if the client selected RESP3.
-    pub(crate) third: bool,
+    pub(crate) is_resp3: bool,
 }
 
 impl Replies {
     pub(crate) fn new() -> Self {
-        Self { bytes: Vec::new(), third: false }
+        Self { bytes: Vec::new(), is_resp3: false }
     }
 
     pub(crate) fn simple(&mut self, text: &'static str) {
@@ -43,11 +43,11 @@ impl Replies {
     }
 
     pub(crate) fn null(&mut self) {
-        self.bytes.extend_from_slice(if self.third { b"_\r\n" } else { b"$-1\r\n" });
+        self.bytes.extend_from_slice(if self.is_resp3 { b"_\r\n" } else { b"$-1\r\n" });
     }
 
     pub(crate) fn boolean(&mut self, value: bool) {
-        match (self.third, value) {
+        match (self.is_resp3, value) {
             (true, true) => self.bytes.extend_from_slice(b"#t\r\n"),
             (true, false) => self.bytes.extend_from_slice(b"#f\r\n"),
             (false, _) => self.integer(i64::from(value)),
@@ -62,7 +62,7 @@ impl Replies {
 
     /// Starts a map of this length. RESP2 has no maps, so it becomes an array of keys and values.
     pub(crate) fn map(&mut self, pairs: usize) {
-        match self.third {
+        match self.is_resp3 {
             true => self.number(b'%', pairs as i64),
             false => self.array(pairs * 2),
         }
@@ -76,72 +76,29 @@ impl Replies {
 
     #[inline]
     fn number(&mut self, mark: u8, value: i64) {
-        let mut text = [0; MAX_NUMBER_BYTES];
-        let at = write_before(&mut text, MAX_NUMBER_BYTES, mark, value);
-        self.bytes.extend_from_slice(&text[at..]);
+        self.bytes.push(mark);
+        self.bytes.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+        self.bytes.extend_from_slice(b"\r\n");
     }
 
-    /// Writes an array of five integers at once.
+    /// Writes an array of five integers.
     #[inline]
-    pub(crate) fn five(&mut self, values: [i64; 5]) {
-        let mut text = [0; 5 * MAX_NUMBER_BYTES + 4];
-        let mut at = text.len();
-        for value in values.into_iter().rev() {
-            at = write_before(&mut text, at, b':', value);
-        }
-        at = write_before(&mut text, at, b'*', 5);
-        self.bytes.extend_from_slice(&text[at..]);
+    pub(crate) fn integers(&mut self, values: [i64; 5]) {
+        self.bytes.reserve(5 * MAX_NUMBER_BYTES + 4);
+        self.array(values.len());
+        values.into_iter().for_each(|value| self.integer(value));
     }
 }
 
 /// Maximum bytes of a number with its mark and line end.
 const MAX_NUMBER_BYTES: usize = 23;
 
-/// The numbers below 100 with two digits each.
-static PAIRS: [u8; 200] = pairs();
-
-/// Writes a line with a number that ends at `end`. Returns its start.
-#[inline]
-fn write_before(text: &mut [u8], end: usize, mark: u8, value: i64) -> usize {
-    let mut at = end - 2;
-    text[at..end].copy_from_slice(b"\r\n");
-    let mut rest = value.unsigned_abs();
-    while rest > 9 {
-        at -= 2;
-        let pair = 2 * (rest % 100) as usize;
-        text[at..at + 2].copy_from_slice(&PAIRS[pair..pair + 2]);
-        rest /= 100;
-    }
-    if rest > 0 || at == end - 2 {
-        at -= 1;
-        text[at] = b'0' + rest as u8;
-    }
-    if value < 0 {
-        at -= 1;
-        text[at] = b'-';
-    }
-    at -= 1;
-    text[at] = mark;
-    at
-}
-
-const fn pairs() -> [u8; 200] {
-    let mut text = [b'0'; 200];
-    let mut number = 0;
-    while number < 100 {
-        text[2 * number] = b'0' + (number / 10) as u8;
-        text[2 * number + 1] = b'0' + (number % 10) as u8;
-        number += 1;
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn written(third: bool, write: impl Fn(&mut Replies)) -> String {
-        let mut replies = Replies { third, ..Replies::new() };
+    fn written(is_resp3: bool, write: impl Fn(&mut Replies)) -> String {
+        let mut replies = Replies { is_resp3, ..Replies::new() };
         write(&mut replies);
         String::from_utf8(replies.bytes).unwrap()
     }
@@ -154,9 +111,9 @@ mod tests {
         }
         let values = [i64::MIN, i64::MIN, i64::MIN, i64::MIN, i64::MIN];
         let all = values.map(|value| format!(":{value}\r\n")).concat();
-        assert_eq!(written(false, |to| to.five(values)), format!("*5\r\n{all}"));
+        assert_eq!(written(false, |to| to.integers(values)), format!("*5\r\n{all}"));
         assert_eq!(
-            written(true, |to| to.five([0, 16, 15, -1, 2])),
+            written(true, |to| to.integers([0, 16, 15, -1, 2])),
             "*5\r\n:0\r\n:16\r\n:15\r\n:-1\r\n:2\r\n"
         );
     }

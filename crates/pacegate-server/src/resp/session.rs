@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     active_config::{ActiveConfig, Revision},
+    check::Check,
     config::Scope,
     engine::{ClearTarget, Engine},
     explain,
@@ -29,9 +30,9 @@ use crate::{
 pub(super) struct RespSession {
     pub(super) replies: Replies,
     /// True if the connection ends after the pending replies.
-    pub(super) is_over: bool,
+    pub(super) is_closing: bool,
     /// True if it ends because the client sent an HTTP request.
-    pub(super) spoke_http: bool,
+    pub(super) received_http: bool,
     /// Commands answered, and how many of them with an error.
     pub(super) answered: (u64, u64),
     /// Commands that a failure mode decided.
@@ -54,7 +55,7 @@ struct Pending<'a> {
     charges: SmallVec<[Charge<'a>; 2]>,
     /// The reply to each charge.
     throttles: SmallVec<[ThrottleReply; 2]>,
-    queries: Vec<Query<'a>>,
+    checks: Vec<Check<'a>>,
 }
 
 impl<'a> Pending<'a> {
@@ -73,8 +74,8 @@ impl RespSession {
     pub(super) fn new(id: u64) -> Self {
         Self {
             replies: Replies::new(),
-            is_over: false,
-            spoke_http: false,
+            is_closing: false,
+            received_http: false,
             answered: (0, 0),
             degraded: 0,
             id,
@@ -96,11 +97,11 @@ impl RespSession {
         let mut pending = Pending::default();
         let (mut at, mut commands, mut words) = (0, 0, Words::new());
         while commands < max_commands
-            && !self.is_over
+            && !self.is_closing
             && self.replies.bytes.len() < MAX_PENDING_BYTES
         {
             let rest = &input[at..];
-            if pending.queries.is_empty()
+            if pending.checks.is_empty()
                 && let Some((charge, reply, length)) = self.repeated(rest, &revision)
             {
                 at += length;
@@ -119,7 +120,7 @@ impl RespSession {
                     self.command(rest, &words, active, &revision, &mut pending).await
                 }
                 Err(error) => {
-                    self.is_over = true;
+                    self.is_closing = true;
                     Err(error.into())
                 }
             };
@@ -165,22 +166,22 @@ impl RespSession {
         if let Some(dialect) = Dialect::of(words[0]) {
             let (charge, reply) = self.throttle(dialect, words, revision)?;
             self.repeated.remember(input, words, (charge, reply));
-            if !pending.queries.is_empty() {
+            if !pending.checks.is_empty() {
                 self.flush(engine, pending).await;
             }
             pending.push(charge, reply);
             return Ok(());
         }
         if is_http(input, words[0]) {
-            (self.spoke_http, self.is_over) = (true, true);
+            (self.received_http, self.is_closing) = (true, true);
             return Err(CommandError::Http);
         }
         if words[0].eq_ignore_ascii_case(b"PACEGATE.CHECK") {
-            let query = self.query(&words[1..], revision, Scope::Check)?;
+            let check = self.check(&words[1..], revision, Scope::Check)?;
             if !pending.charges.is_empty() {
                 self.flush(engine, pending).await;
             }
-            pending.queries.push(query);
+            pending.checks.push(check);
             return Ok(());
         }
         self.flush(engine, pending).await;
@@ -213,18 +214,28 @@ impl RespSession {
         (fits && self.check_inline(revision, Scope::Check).is_ok()).then_some(read)
     }
 
-    fn query<'a>(
+    /// Parses the arguments of a command, and checks the permissions of the client.
+    fn check<'a>(
         &self,
         words: &[&'a [u8]],
         revision: &Revision,
         scope: Scope,
-    ) -> Result<Query<'a>, CommandError> {
-        let query = Query::read(words, &revision.settings.bounds)?;
-        match query.is_inline() {
+    ) -> Result<Check<'a>, CommandError> {
+        self.permitted(Query::read(words, &revision.settings.bounds)?, revision, scope)
+    }
+
+    fn permitted<'a>(
+        &self,
+        query: Query<'a>,
+        revision: &Revision,
+        scope: Scope,
+    ) -> Result<Check<'a>, CommandError> {
+        let check = query.into_check()?;
+        match check.is_inline() {
             true => self.check_inline(revision, scope)?,
-            false => self.check_access(revision, scope, query.domain())?,
+            false => self.check_access(revision, scope, check.domain())?,
         }
-        Ok(query)
+        Ok(check)
     }
 
     /// Decides the pending commands, and writes their replies.
@@ -243,9 +254,9 @@ impl RespSession {
             pending.charges.clear();
             pending.throttles.clear();
         }
-        if !pending.queries.is_empty() {
-            let queries = std::mem::take(&mut pending.queries);
-            for decision in decide(engine, &queries).await {
+        if !pending.checks.is_empty() {
+            let checks = std::mem::take(&mut pending.checks);
+            for decision in decide(engine, &checks).await {
                 match self.count_degraded(decision) {
                     Ok(decision) => query::write(&decision, &mut self.replies),
                     Err(error) => self.fail(&error),
@@ -272,18 +283,19 @@ impl RespSession {
     ) -> Result<(), CommandError> {
         let is = |other: &str| words[0].eq_ignore_ascii_case(other.as_bytes());
         if is("PACEGATE.PEEK") {
-            let query = self.query(&words[1..], revision, Scope::Check)?.peeking();
-            let decision = decide_one(&revision.engine, &query).await;
+            let query = Query::read(&words[1..], &revision.settings.bounds)?.peeking();
+            let check = self.permitted(query, revision, Scope::Check)?;
+            let decision = check.decide(&revision.engine).await;
             query::write(&self.count_degraded(decision)?, &mut self.replies);
         } else if is("PACEGATE.EXPLAIN") {
-            let query = self.query(&words[1..], revision, Scope::Check)?;
-            self.replies.bulk(explanation(revision, &query).await?);
+            let check = self.check(&words[1..], revision, Scope::Check)?;
+            self.replies.bulk(explanation(revision, &check).await?);
         } else if is("PACEGATE.RESET") {
-            let query = self.query(&words[1..], revision, Scope::Admin)?;
-            self.change(active, revision, &query, Change::Reset).await?;
+            let check = self.check(&words[1..], revision, Scope::Admin)?;
+            self.change(active, revision, &check, Change::Reset).await?;
         } else if is("PACEGATE.REFUND") {
-            let query = self.query(&words[1..], revision, Scope::Admin)?;
-            self.change(active, revision, &query, Change::Refund).await?;
+            let check = self.check(&words[1..], revision, Scope::Admin)?;
+            self.change(active, revision, &check, Change::Refund).await?;
         } else if is("PACEGATE.CLEAR") {
             let keys = self.clear(&words[1..], active, revision).await?;
             self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX));
@@ -329,16 +341,12 @@ impl RespSession {
         &mut self,
         active: &ActiveConfig,
         revision: &Revision,
-        query: &Query<'_>,
+        check: &Check<'_>,
         change: Change,
     ) -> Result<(), CommandError> {
         let engine = &revision.engine;
-        let cost = if change == Change::Reset { 0 } else { query.cost };
-        let plan = query.request().map(|request| engine.charges().plan(&request));
-        let charges = match &plan {
-            Some(plan) => plan.charges(cost)?,
-            None => query.inline_charges().to_vec(),
-        };
+        let limits = check.charged_limits(engine);
+        let charges = limits.charges(if change == Change::Reset { 0 } else { check.cost() })?;
         let action = match change {
             Change::Reset => {
                 engine.charges().reset(&charges).await?;
@@ -415,32 +423,25 @@ fn is_http(input: &[u8], name: &[u8]) -> bool {
     is_line && HTTP_WORDS.iter().any(|word| name.eq_ignore_ascii_case(word.as_bytes()))
 }
 
-/// Decides queries: concurrently over a remote store, so that they share round trips.
-async fn decide(engine: &Engine, queries: &[Query<'_>]) -> Vec<Result<Decision, CheckError>> {
-    match queries {
+/// Decides checks: concurrently over a remote store, so that they share round trips.
+async fn decide(engine: &Engine, checks: &[Check<'_>]) -> Vec<Result<Decision, CheckError>> {
+    match checks {
         [_, _, ..] if engine.waits() => {
-            join_all(queries.iter().map(|query| decide_one(engine, query))).await
+            join_all(checks.iter().map(|check| check.decide(engine))).await
         }
         _ => {
-            let mut decisions = Vec::with_capacity(queries.len());
-            for query in queries {
-                decisions.push(decide_one(engine, query).await);
+            let mut decisions = Vec::with_capacity(checks.len());
+            for check in checks {
+                decisions.push(check.decide(engine).await);
             }
             decisions
         }
     }
 }
 
-async fn decide_one(engine: &Engine, query: &Query<'_>) -> Result<Decision, CheckError> {
-    match query.request() {
-        Some(request) => engine.check(&request).await,
-        None => Ok(engine.verdict(&query.inline_charges(), query.id).await?.decision),
-    }
-}
-
-/// Returns the explanation of a query as JSON.
-async fn explanation(revision: &Revision, query: &Query<'_>) -> Result<String, CommandError> {
-    let request = query.request().ok_or(CommandError::Usage(EXPLAIN_USAGE))?;
-    let explanation = explain::explain(&revision.engine, revision.number, &request).await?;
+/// Returns the explanation of a check as JSON.
+async fn explanation(revision: &Revision, check: &Check<'_>) -> Result<String, CommandError> {
+    let Check::Policies(request) = check else { return Err(CommandError::Usage(EXPLAIN_USAGE)) };
+    let explanation = explain::explain(&revision.engine, revision.number, request).await?;
     Ok(serde_json::to_string(&explanation)?)
 }

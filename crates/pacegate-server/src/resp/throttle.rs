@@ -111,7 +111,7 @@ impl ThrottleReply {
         let retry = decision.retry_after_secs().filter(|_| !allowed && !self.is_too_large).map(int);
         let reset = seconds_up(decision.reset_after());
         let [capacity, remaining] = [self.capacity, decision.remaining()].map(int);
-        to.five(match self.dialect {
+        to.integers(match self.dialect {
             Dialect::Cell => [i64::from(!allowed), capacity, remaining, retry.unwrap_or(-1), reset],
             Dialect::Crab => [i64::from(allowed), capacity, remaining, reset, retry.unwrap_or(0)],
         });

@@ -13,22 +13,17 @@ pub struct Live {
     pub(super) started: u64,
     pub(super) version: String,
     pub(super) revision: u64,
-    pub(super) reload: Reload,
+    pub(super) reload_complaint: Option<String>,
     pub(super) draining: bool,
     pub(super) policies: Vec<Policy>,
     pub(super) policies_total: usize,
     pub(super) history: Chart,
-    pub(super) top: Top,
+    pub(super) busiest: Vec<TopKey>,
+    pub(super) most_denied: Vec<TopKey>,
     pub(super) blocked: Vec<Block>,
     pub(super) blocked_total: u64,
     pub(super) store: Store,
     pub(super) listeners: Vec<Listener>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Reload {
-    pub(super) complaint: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -40,6 +35,7 @@ pub(super) struct Policy {
     pub(super) allowed: u64,
     pub(super) denied: u64,
     pub(super) shadow_denied: u64,
+    pub(super) allowed_units: u64,
     pub(super) used: Option<f64>,
 }
 
@@ -63,13 +59,8 @@ pub(super) struct Counts {
     pub(super) allowed: Vec<u32>,
     pub(super) denied: Vec<u32>,
     pub(super) shadow_denied: Vec<u32>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Top {
-    pub(super) traffic: Vec<TopKey>,
-    pub(super) denied: Vec<TopKey>,
+    pub(super) allowed_units: Vec<u32>,
+    pub(super) denied_units: Vec<u32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -95,10 +86,18 @@ pub(super) struct Store {
     pub(super) reachable: bool,
     pub(super) keys: u64,
     pub(super) max_keys: u64,
+    pub(super) outage: Option<String>,
     pub(super) breaker: String,
-    pub(super) latency_us: u64,
-    pub(super) batch: f64,
-    pub(super) timeouts: u64,
+    pub(super) servers: Vec<Server>,
+    pub(super) calls: u64,
+    pub(super) requests: u64,
+    pub(super) timed_out: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Server {
+    pub(super) round_trip: f64,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -106,4 +105,12 @@ pub(super) struct Store {
 pub(super) struct Listener {
     pub(super) name: String,
     pub(super) connections: u64,
+    pub(super) latency: Latency,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Latency {
+    pub(super) p50: Option<f64>,
+    pub(super) p99: Option<f64>,
 }

@@ -11,9 +11,9 @@ use ratatui::{
 };
 
 use super::{
-    data::{Live, Policy, Store, TopKey},
-    view::{MOST, Pane, View},
-    words::{Bar, Worst, bars, percent, rate, shown, time},
+    data::{Listener, Live, Policy, Store, TopKey},
+    view::{MAX_SECONDS, Pane, View},
+    words::{Bar, Worst, bars, percent, rate, seconds, shown, time},
 };
 use crate::grouped;
 
@@ -84,8 +84,8 @@ impl View {
         let Some(live) = &self.live else { return };
         match pane {
             Pane::Policies => self.draw_policies(skipped, frame, inner),
-            Pane::Traffic => draw_keys(&live.top.traffic, skipped, frame, inner),
-            Pane::Denied => draw_keys(&live.top.denied, skipped, frame, inner),
+            Pane::Traffic => draw_keys(&live.busiest, skipped, frame, inner),
+            Pane::Denied => draw_keys(&live.most_denied, skipped, frame, inner),
         }
     }
 
@@ -102,9 +102,10 @@ impl View {
             widths.push(Constraint::Length(limit));
             heads.push(Line::from("LIMIT"));
         }
-        let figures: &[&str] = match is_middling {
-            true => &["ALLOWED/s", "DENIED/s", "SHADOW/s", "USED"],
-            false => &["ALLOWED/s", "DENIED/s"],
+        let figures: &[&str] = match (is_wide, is_middling) {
+            (true, _) => &["ALLOWED/s", "DENIED/s", "SHADOW/s", "USED", "UNITS/s"],
+            (false, true) => &["ALLOWED/s", "DENIED/s", "SHADOW/s", "USED"],
+            (false, false) => &["ALLOWED/s", "DENIED/s"],
         };
         for head in figures {
             widths.push(Constraint::Length(u16::try_from(head.len()).unwrap_or(u16::MAX)));
@@ -124,7 +125,7 @@ impl View {
             }
             cells.extend(self.figures(policy).into_iter().take(figures.len()).map(Cell::from));
             let (seconds, end) = self.history(&policy.name);
-            cells.push(Cell::from(drawn(&bars(&seconds, end, room, MOST))));
+            cells.push(Cell::from(drawn(&bars(&seconds, end, room, MAX_SECONDS))));
             Row::new(cells)
         };
         let rows: Vec<_> = policies.iter().skip(skipped).map(row).collect();
@@ -132,8 +133,8 @@ impl View {
         frame.render_widget(Table::new(rows, widths).header(heads).column_spacing(1), area);
     }
 
-    fn figures(&self, policy: &Policy) -> [Line<'static>; 4] {
-        let ([allowed, denied, shadow], seconds) = self.recent(&policy.name);
+    fn figures(&self, policy: &Policy) -> [Line<'static>; 5] {
+        let ([allowed, denied, shadow, units, _], seconds) = self.recent(&policy.name);
         let figure = |count: u64, color: Color| {
             let line = Line::from(rate(count, seconds)).right_aligned();
             if count > 0 { line.fg(color) } else { line.dim() }
@@ -145,6 +146,7 @@ impl View {
             figure(denied, Color::Red),
             figure(shadow, Color::Yellow),
             used,
+            figure(units, Color::Green),
         ]
     }
 
@@ -158,7 +160,7 @@ impl View {
         match (trouble, &self.live) {
             (Some(trouble), _) => vec![first, trouble],
             (None, Some(live)) if !is_low => {
-                vec![first, store_line(live), self.sums_line(live)]
+                vec![first, store_line(live), listeners_line(live), self.sums_line(live)]
             }
             _ => vec![first],
         }
@@ -186,18 +188,16 @@ impl View {
     }
 
     fn sums_line(&self, live: &Live) -> Line<'static> {
-        let ([allowed, denied, shadow], seconds) = self.recent_of_all();
+        let (counts, seconds) = self.recent_of_all();
+        let [allowed, denied, shadow, allowed_units, denied_units] =
+            counts.map(|count| rate(count, seconds));
         let mut spans = vec![
-            Span::from(format!(" allowed {}/s", rate(allowed, seconds))).fg(Color::Green),
-            Span::from(format!("  denied {}/s", rate(denied, seconds))).fg(Color::Red),
-            Span::from(format!("  shadow {}/s", rate(shadow, seconds))).fg(Color::Yellow),
+            Span::from(format!(" allowed {allowed}/s ({allowed_units} units/s)")).fg(Color::Green),
+            Span::from(format!("  denied {denied}/s ({denied_units} units/s)")).fg(Color::Red),
+            Span::from(format!("  shadow {shadow}/s")).fg(Color::Yellow),
         ];
         if live.blocked_total > 0 {
             spans.push(Span::from(format!("  {} blocked", grouped(live.blocked_total))));
-        }
-        for listener in &live.listeners {
-            let (name, open) = (shown(&listener.name), grouped(listener.connections));
-            spans.push(Span::from(format!("  {name} {open} connections")).dim());
         }
         Line::from(spans)
     }
@@ -229,22 +229,41 @@ pub(super) fn store(store: &Store) -> String {
             format!("store memory, {} of {} keys", grouped(store.keys), grouped(store.max_keys))
         }
         _ => {
-            let away = if store.reachable { "" } else { ", unreachable: applying failure modes" };
+            if let Some(outage) = &store.outage {
+                return format!("store {kind} unreachable: {}", shown(outage));
+            }
+            let slowest = store.servers.iter().map(|server| server.round_trip).fold(0.0, f64::max);
             format!(
-                "store {kind}{away}, breaker {}, round trip {} µs, {:.1} requests per call, {} timed out",
+                "store {kind}, breaker {}, round trip {}, {} requests per call, {} timed out",
                 shown(&store.breaker),
-                grouped(store.latency_us),
-                store.batch,
-                grouped(store.timeouts),
+                seconds(slowest),
+                rate(store.requests, store.calls),
+                grouped(store.timed_out),
             )
         }
     }
 }
 
+/// Returns the connections of a listener, and its decision latency in the last minute.
+pub(super) fn connections_and_latency(listener: &Listener) -> String {
+    let latency = match (listener.latency.p50, listener.latency.p99) {
+        (Some(p50), Some(p99)) => format!(", p50 ≤ {}, p99 ≤ {}", seconds(p50), seconds(p99)),
+        _ => String::new(),
+    };
+    format!("{} connections{latency}", grouped(listener.connections))
+}
+
+fn listeners_line(live: &Live) -> Line<'static> {
+    let text = live.listeners.iter().map(|listener| {
+        format!(" {} {} ", shown(&listener.name), connections_and_latency(listener))
+    });
+    Line::from(text.collect::<String>()).dim()
+}
+
 fn store_line(live: &Live) -> Line<'static> {
     let line = Line::from(format!(" {}", store(&live.store)));
     let mut line = if live.store.reachable { line } else { line.fg(Color::Red).bold() };
-    if let Some(complaint) = &live.reload.complaint {
+    if let Some(complaint) = &live.reload_complaint {
         let text = format!("  reload failed: {}", shown(complaint));
         line.push_span(Span::from(text).fg(Color::Yellow));
     }

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::{
     data::TopKey,
-    draw::{limits, store, uptime},
-    view::{MOST, View},
+    draw::{connections_and_latency, limits, store, uptime},
+    view::{MAX_SECONDS, View},
     words::{bars, percent, rate, shown, time},
 };
 use crate::grouped;
@@ -25,12 +25,15 @@ pub fn plain(view: &View) -> String {
     let going = if live.draining { ", draining" } else { "" };
     line(format!("up {}, revision {}{going}", time(uptime(live)), live.revision));
     line(store(&live.store));
-    if let Some(complaint) = &live.reload.complaint {
+    for listener in &live.listeners {
+        line(format!("{} {}", shown(&listener.name), connections_and_latency(listener)));
+    }
+    if let Some(complaint) = &live.reload_complaint {
         line(format!("reload failed: {}", shown(complaint)));
     }
     line(String::new());
     line(table(&policies(view)));
-    for (title, keys) in [("busiest", &live.top.traffic), ("most denied", &live.top.denied)] {
+    for (title, keys) in [("busiest", &live.busiest), ("most denied", &live.most_denied)] {
         if !keys.is_empty() {
             line(String::new());
             line(table(&top(title, keys)));
@@ -53,17 +56,18 @@ struct TextRows {
 }
 
 fn policies(view: &View) -> TextRows {
-    let head = ["POLICY", "LIMIT", "ALLOWED/s", "DENIED/s", "SHADOW/s", "ALLOWED", "DENIED"];
-    let head = head.into_iter().chain(["SHADOW", "USED", "LAST 5 MINUTES"]);
+    let head = ["POLICY", "LIMIT", "ALLOWED/s", "DENIED/s", "SHADOW/s", "UNITS/s", "ALLOWED"];
+    let head = head.into_iter().chain(["DENIED", "SHADOW", "UNITS", "USED", "LAST 5 MINUTES"]);
     let mut rows = vec![head.map(str::to_owned).collect::<Vec<_>>()];
     for policy in view.policies() {
-        let (recent, seconds) = view.recent(&policy.name);
+        let ([allowed, denied, shadow, units, _], seconds) = view.recent(&policy.name);
         let (history, end) = view.history(&policy.name);
         let mut row = vec![shown(&policy.name), limits(policy)];
-        row.extend(recent.map(|count| rate(count, seconds)));
-        row.extend([policy.allowed, policy.denied, policy.shadow_denied].map(grouped));
+        row.extend([allowed, denied, shadow, units].map(|count| rate(count, seconds)));
+        let totals = [policy.allowed, policy.denied, policy.shadow_denied, policy.allowed_units];
+        row.extend(totals.map(grouped));
         row.push(percent(policy.used));
-        row.push(bars(&history, end, BARS, MOST).iter().map(|bar| bar.bar).collect());
+        row.push(bars(&history, end, BARS, MAX_SECONDS).iter().map(|bar| bar.bar).collect());
         rows.push(row);
     }
     TextRows { left: 2, rows }

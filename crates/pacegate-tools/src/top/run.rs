@@ -17,16 +17,16 @@ use tokio::{
 use super::{data::Live, view::View};
 
 /// Interval at which the screen is redrawn, to update elapsed times.
-const BLINK: Duration = Duration::from_millis(250);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Time to restore the terminal after a signal, before the process is forced to exit.
-const GRACE: Duration = Duration::from_secs(1);
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The terminal in raw mode; restored on drop. Panics are also covered by a hook.
 struct Screen(DefaultTerminal);
 
 /// The signals that end the program.
-struct Ends([Signal; 3]);
+struct ExitSignals([Signal; 3]);
 
 /// Shows a view and fetches new data at the interval `every`, until a key or a signal ends it.
 pub async fn run<A>(mut view: View, every: Duration, ask: A) -> io::Result<()>
@@ -37,9 +37,9 @@ where
     let mut screen = Screen(ratatui::try_init()?);
     let mut events = events();
     let begun = Instant::now();
-    let (mut asks, mut blinks) = (interval(every), interval(BLINK));
+    let (mut asks, mut redraws) = (interval(every), interval(REDRAW_INTERVAL));
     asks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    blinks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    redraws.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let (answers, mut answered) = mpsc::channel(1);
     let mut is_asking = false;
     loop {
@@ -67,7 +67,7 @@ where
                     Err(error) => view.fail(format!("{error:#}")),
                 }
             }
-            _ = blinks.tick() => {}
+            _ = redraws.tick() => {}
             _ = &mut end => return Ok(()),
         }
     }
@@ -79,19 +79,19 @@ fn listen() -> io::Result<oneshot::Receiver<()>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let mut ends = {
         let _inside = runtime.enter();
-        Ends::new()?
+        ExitSignals::new()?
     };
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     thread::spawn(move || {
         runtime.block_on(async {
             ends.any().await;
             // Sending fails only if the view has already ended.
-            let _ = tell.send(());
-            sleep(GRACE).await;
+            let _ = sender.send(());
+            sleep(RESTORE_TIMEOUT).await;
         });
-        give_up();
+        force_exit();
     });
-    Ok(told)
+    Ok(receiver)
 }
 
 /// Exits without writing to the terminal.
@@ -100,7 +100,7 @@ fn listen() -> io::Result<oneshot::Receiver<()>> {
     clippy::exit,
     reason = "`main` cannot return: it is blocked in a write"
 )]
-fn give_up() {
+fn force_exit() {
     // Ignore errors: the terminal may be closed.
     drop(disable_raw_mode());
     process::exit(1);
@@ -119,7 +119,7 @@ fn events() -> mpsc::Receiver<Event> {
     receiver
 }
 
-impl Ends {
+impl ExitSignals {
     fn new() -> io::Result<Self> {
         let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [interrupt, terminate, hangup] = all.map(signal);

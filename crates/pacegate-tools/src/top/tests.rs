@@ -11,13 +11,13 @@ const START: u64 = 1_790_000_000;
 fn policy(name: &str, limit: &str, mode: &str, used: Option<f64>) -> Value {
     json!({
         "name": name, "mode": mode, "limits": [{ "limit": limit }], "used": used,
-        "allowed": 12_345, "denied": 67, "shadow_denied": 0,
+        "allowed": 12_345, "denied": 67, "shadow_denied": 0, "allowed_units": 24_690,
     })
 }
 
 /// Returns the response of a server that started at `started`, with the same counts in each of the `length`
 /// seconds up to `end`.
-fn told(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> Value {
+fn response(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> Value {
     let list = |count: u32| vec![count; usize::try_from(length).unwrap()];
     let key = |policy: &str, key: &str, counts: [u64; 2]| {
         let [allowed, denied] = counts;
@@ -25,7 +25,7 @@ fn told(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> Value
     };
     json!({
         "now": end, "started": started, "version": "0.1.0", "revision": 3,
-        "reload": { "refused": 0, "complaint": null }, "draining": false,
+        "reload_complaint": null, "draining": false,
         "policies": [
             policy("login-per-ip", "5/minute sliding-window", "enforce", Some(1.0)),
             policy("search", "30/minute", "shadow", None),
@@ -36,18 +36,20 @@ fn told(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> Value
             "policies": {
                 "login-per-ip": {
                     "allowed": list(allowed), "denied": list(denied), "shadow_denied": list(0),
+                    "allowed_units": list(2 * allowed), "denied_units": list(3 * denied),
                 },
                 "search": { "allowed": list(2), "denied": list(0), "shadow_denied": list(1) },
             },
         },
-        "top": {
-            "traffic": [key("login-per-ip", "203.0.113.9", [10, 90]), key("search", "a\u{1b}[2J", [7, 0])],
-            "denied": [key("login-per-ip", "203.0.113.9", [10, 90])],
-        },
+        "busiest": [key("login-per-ip", "203.0.113.9", [10, 90]), key("search", "a\u{1b}[2J", [7, 0])],
+        "most_denied": [key("login-per-ip", "203.0.113.9", [10, 90])],
         "blocked": [{ "policy": "login-per-ip", "key": "\u{202e}b", "until": START }],
         "blocked_total": 1,
         "store": { "kind": "memory", "reachable": true, "keys": 123, "max_keys": 1_000_000 },
-        "listeners": [{ "name": "http", "connections": 3, "requests": 1234 }],
+        "listeners": [
+            { "name": "http", "connections": 3, "latency": { "p50": 0.00005, "p99": 0.0025 } },
+            { "name": "resp", "connections": 0, "latency": { "p50": null, "p99": null } },
+        ],
     })
 }
 
@@ -57,7 +59,7 @@ fn live(value: Value) -> Live {
 
 fn view() -> View {
     let mut view = View::new("http://127.0.0.1:8080".to_owned());
-    view.take(live(told(START, START + 100, 100, 40, 5)));
+    view.take(live(response(START, START + 100, 100, 40, 5)));
     view
 }
 
@@ -82,17 +84,17 @@ fn screen(view: &View, width: u16, height: u16) -> Vec<String> {
 fn a_wide_screen_shows_all_panes() {
     let expected = "\x20Pacegate 0.1.0 at http://127.0.0.1:8080  up 1 min 40 s  revision 3
  store memory, 123 of 1,000,000 keys
- allowed 42/s  denied 5/s  shadow 1/s  1 blocked  http 3 connections
+ http 3 connections, p50 ≤ 50µs, p99 ≤ 2.5ms  resp 0 connections
+ allowed 42/s (80 units/s)  denied 5/s (15 units/s)  shadow 1/s  1 blocked
 ┌ 1 Policies in file order ────────────────────────────────────────────────────────────────────────┐
-│POLICY       LIMIT                   ALLOWED/s DENIED/s SHADOW/s USED LAST 5 MINUTES              │
-│login-per-ip 5/minute sliding-window        40        5        0 100%                   ██████████│
-│search       30/minute (shadow)              2        0        1    -                   ██████████│
+│POLICY       LIMIT                   ALLOWED/s DENIED/s SHADOW/s USED UNITS/s LAST 5 MINUTES      │
+│login-per-ip 5/minute sliding-window        40        5        0 100%      80             ████████│
+│search       30/minute (shadow)              2        0        1    -       0             ████████│
 └──────────────────────────────────────────────────────────────────────────────────────────────────┘
 ┌ 2 Keys by traffic ─────────────────────────────┐┌ 3 Keys by denials ─────────────────────────────┐
 │ALLOWED  DENIED KEY                 POLICY      ││ALLOWED  DENIED KEY                 POLICY      │
 │     10      90 203.0.113.9         login-per-ip││     10      90 203.0.113.9         login-per-ip│
 │      7       0 a\\u{1b}[2J          search      ││                                                │
-│                                                ││                                                │
 │                                                ││                                                │
 └────────────────────────────────────────────────┘└────────────────────────────────────────────────┘
  q quit  ? help  Tab pane  s sort  Space pause";
@@ -101,7 +103,7 @@ fn a_wide_screen_shows_all_panes() {
     terminal.draw(|frame| view().draw(frame)).unwrap();
     let colour = |x, y| terminal.backend().buffer()[(x, y)].fg;
     // Red for denied, yellow for shadow-denied.
-    assert_eq!((colour(98, 5), colour(98, 6)), (Color::Red, Color::Yellow));
+    assert_eq!((colour(98, 6), colour(98, 7)), (Color::Red, Color::Yellow));
 }
 
 const SMALL: &str = "\x20Pacegate 0.1.0 at http://127.0.0.1:8080
@@ -207,17 +209,17 @@ fn an_unreachable_server_is_retried_and_a_restarted_one_resets_the_history() {
     view.fail("cannot reach it: refused".to_owned());
     let away = " unreachable for 3 s, retrying: cannot reach it: refused";
     assert_eq!(screen(&view, 90, 16)[..2], [" Pacegate at http://10.0.0.7:8080", away]);
-    view.take(live(told(START, START + 10, 10, 4, 1)));
+    view.take(live(response(START, START + 10, 10, 4, 1)));
     assert!(!screen(&view, 90, 16).concat().contains("reachable"));
     view.pass(Duration::from_secs(9));
     view.fail("gone".to_owned());
     // The last data stays visible.
     assert!(screen(&view, 90, 16)[1].starts_with(" unreachable for 0 s"));
-    assert_eq!(view.recent("login-per-ip"), ([20, 5, 0], 5));
+    assert_eq!(view.recent("login-per-ip"), ([20, 5, 0, 40, 15], 5));
     assert_eq!(view.since(), START + 10);
     // A restarted server: its counters and its history start at zero.
-    view.take(live(told(START + 20, START + 22, 2, 1, 0)));
-    assert_eq!(view.recent("login-per-ip"), ([2, 0, 0], 2));
+    view.take(live(response(START + 20, START + 22, 2, 1, 0)));
+    assert_eq!(view.recent("login-per-ip"), ([2, 0, 0, 4, 0], 2));
     assert_eq!(view.history("login-per-ip"), (vec![[1, 0, 0]; 2], START + 22));
 }
 
@@ -225,27 +227,27 @@ fn an_unreachable_server_is_retried_and_a_restarted_one_resets_the_history() {
 fn parts_of_the_history_are_joined() {
     let mut view = View::new(String::new());
     let history = |view: &View| view.history("login-per-ip").0;
-    view.take(live(told(START, START + 2, 2, 4, 0)));
-    view.take(live(told(START, START + 2, 0, 0, 0)));
-    view.take(live(told(START, START + 3, 1, 9, 1)));
+    view.take(live(response(START, START + 2, 2, 4, 0)));
+    view.take(live(response(START, START + 2, 0, 0, 0)));
+    view.take(live(response(START, START + 3, 1, 9, 1)));
     assert_eq!(history(&view), [[4, 0, 0], [4, 0, 0], [9, 1, 0]]);
     // A pause longer than the server's history leaves a gap.
-    view.take(live(told(START, START + 6, 1, 8, 0)));
+    view.take(live(response(START, START + 6, 1, 8, 0)));
     assert_eq!(history(&view)[3..], [[0, 0, 0], [0, 0, 0], [8, 0, 0]]);
     // The server's clock went back.
-    view.take(live(told(START, START + 5, 3, 7, 0)));
+    view.take(live(response(START, START + 5, 3, 7, 0)));
     assert_eq!(history(&view), [[7, 0, 0]; 3]);
     // It went back before the known history: the next response must contain the whole history.
-    view.take(live(told(START, START + 5, 0, 0, 0)));
+    view.take(live(response(START, START + 5, 0, 0, 0)));
     assert_eq!((view.since(), history(&view).len()), (START + 5, 3));
-    view.take(live(told(START, START + 4, 0, 0, 0)));
+    view.take(live(response(START, START + 4, 0, 0, 0)));
     assert_eq!((view.since(), history(&view).len()), (0, 0));
     for end in 1..5 {
-        view.take(live(told(START, START + end * 400, 400, 2, 0)));
+        view.take(live(response(START, START + end * 400, 400, 2, 0)));
         assert_eq!(history(&view), [[2, 0, 0]; 300]);
     }
     // A new policy and a removed one.
-    let mut other = told(START, START + 1_602, 2, 3, 0);
+    let mut other = response(START, START + 1_602, 2, 3, 0);
     other["policies"][1]["name"] = "new".into();
     view.take(live(other));
     assert_eq!(view.history("search").0, [[0; 3]; 0]);
@@ -267,15 +269,41 @@ fn invalid_responses_do_not_panic() {
 }
 
 #[test]
+fn an_unreachable_store_is_shown_with_its_cause() {
+    let mut value = response(START, START + 10, 10, 4, 1);
+    let cause = "connection refused; applying failure modes: local (search)";
+    value["store"] = json!({ "kind": "redis", "reachable": false, "outage": cause });
+    let mut view = view();
+    view.take(live(value.clone()));
+    let expected = format!("store redis unreachable: {cause}");
+    assert_eq!(screen(&view, 90, 16)[1], format!(" {expected}"));
+    assert!(plain(&view).contains(&expected));
+    let servers = json!([{ "round_trip": 0.00025 }, { "round_trip": 0.0001 }]);
+    value["store"] = json!({
+        "kind": "redis", "reachable": true, "breaker": "closed", "servers": servers, "calls": 10,
+        "requests": 15, "timed_out": 3,
+    });
+    view.take(live(value));
+    let expected =
+        "store redis, breaker closed, round trip 250µs, 1.5 requests per call, 3 timed out";
+    assert!(plain(&view).contains(expected), "{}", plain(&view));
+}
+
+#[test]
 fn plain_text_contains_all_tables() {
     let expected = "\
 Pacegate 0.1.0 at http://127.0.0.1:8080
 up 1 min 40 s, revision 3
 store memory, 123 of 1,000,000 keys
+http 3 connections, p50 ≤ 50µs, p99 ≤ 2.5ms
+resp 0 connections
 
-POLICY        LIMIT                    ALLOWED/s  DENIED/s  SHADOW/s  ALLOWED  DENIED  SHADOW  USED  LAST 5 MINUTES
-login-per-ip  5/minute sliding-window         40         5         0   12,345      67       0  100%           ██████
-search        30/minute (shadow)               2         0         1   12,345      67       0     -           ██████
+POLICY        LIMIT                    ALLOWED/s  DENIED/s  SHADOW/s  UNITS/s  \
+ALLOWED  DENIED  SHADOW   UNITS  USED  LAST 5 MINUTES
+login-per-ip  5/minute sliding-window         40         5         0       80   \
+12,345      67       0  24,690  100%           ██████
+search        30/minute (shadow)               2         0         1        0   \
+12,345      67       0  24,690     -           ██████
 
 BUSIEST       ALLOWED  DENIED  KEY
 login-per-ip       10      90  203.0.113.9

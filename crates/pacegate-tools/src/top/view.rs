@@ -31,8 +31,8 @@ pub(super) struct Seconds {
     /// End of the last second, in seconds since the Unix epoch; 0 if there is no data.
     end: u64,
     length: usize,
-    /// By policy, all of equal length: allowed, denied and shadow-denied.
-    policies: HashMap<String, VecDeque<[u32; 3]>>,
+    /// By policy, all of equal length.
+    policies: HashMap<String, VecDeque<SecondCounts>>,
 }
 
 /// The error of the last request for data.
@@ -62,8 +62,12 @@ pub(super) enum Order {
     Name,
 }
 
+/// The counts of a second: allowed, denied and shadow-denied requests, allowed and denied units.
+type SecondCounts = [u32; KINDS];
+const KINDS: usize = 5;
+
 /// Length of the history, in seconds.
-pub(super) const MOST: usize = 300;
+pub(super) const MAX_SECONDS: usize = 300;
 
 /// Number of seconds that rates are averaged over.
 const RATE: usize = 5;
@@ -154,8 +158,8 @@ impl View {
     fn scroll_to(&mut self, line: usize) {
         let lines = self.live.as_ref().map_or(0, |live| match self.pane {
             Pane::Policies => live.policies.len(),
-            Pane::Traffic => live.top.traffic.len(),
-            Pane::Denied => live.top.denied.len(),
+            Pane::Traffic => live.busiest.len(),
+            Pane::Denied => live.most_denied.len(),
         });
         self.scroll = line.min(lines.saturating_sub(1));
     }
@@ -179,8 +183,8 @@ impl View {
     }
 
     /// Returns the counts of a policy in the last few seconds, and the number of these seconds.
-    pub(super) fn recent(&self, policy: &str) -> ([u64; 3], u64) {
-        let mut sums = [0; 3];
+    pub(super) fn recent(&self, policy: &str) -> ([u64; KINDS], u64) {
+        let mut sums = [0; KINDS];
         let seconds = self.seconds.of(policy).map_or(0, |seconds| {
             for counts in seconds.iter().rev().take(RATE) {
                 sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += u64::from(*count));
@@ -191,8 +195,8 @@ impl View {
     }
 
     /// Returns the counts of all policies in the last few seconds, and the number of these seconds.
-    pub(super) fn recent_of_all(&self) -> ([u64; 3], u64) {
-        let mut sums = [0_u64; 3];
+    pub(super) fn recent_of_all(&self) -> ([u64; KINDS], u64) {
+        let mut sums = [0_u64; KINDS];
         for name in self.seconds.policies.keys() {
             let counts = self.recent(name).0;
             sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
@@ -200,22 +204,26 @@ impl View {
         (sums, self.seconds.length.min(RATE) as u64)
     }
 
-    /// Returns the counts of a policy per second, and the end of the last second.
+    /// Returns the allowed, denied and shadow-denied requests of a policy per second, and the end of the last second.
     pub(super) fn history(&self, policy: &str) -> (Vec<[u32; 3]>, u64) {
-        let seconds = self.seconds.of(policy).map(|seconds| seconds.iter().copied().collect());
+        let seconds = self.seconds.of(policy).map(|seconds| {
+            let requests =
+                seconds.iter().map(|&[allowed, denied, shadow, ..]| [allowed, denied, shadow]);
+            requests.collect()
+        });
         (seconds.unwrap_or_default(), self.seconds.end)
     }
 }
 
 impl Seconds {
-    fn of(&self, policy: &str) -> Option<&VecDeque<[u32; 3]>> {
+    fn of(&self, policy: &str) -> Option<&VecDeque<SecondCounts>> {
         self.policies.get(policy)
     }
 
     /// Appends new seconds. Gaps are filled with zeros; if the clock went back, the history starts over.
     fn take(&mut self, live: &Live) {
         let history = &live.history;
-        let length = history.length.min(MOST);
+        let length = history.length.min(MAX_SECONDS);
         let first = history.from.saturating_add((history.length - length) as u64);
         if length == 0 && first <= self.end {
             // The server's clock went back. Reset, so that the next response contains the whole history.
@@ -226,7 +234,7 @@ impl Seconds {
                 *self = Self::default();
             }
             let gap = if self.length == 0 { 0 } else { first - self.end - 1 };
-            let gap = usize::try_from(gap).unwrap_or(MOST).min(MOST);
+            let gap = usize::try_from(gap).unwrap_or(MAX_SECONDS).min(MAX_SECONDS);
             self.append(live, gap, length);
             self.end = first.saturating_add(length as u64 - 1);
         }
@@ -237,24 +245,27 @@ impl Seconds {
         for policy in &live.policies {
             let known = self.policies.entry(policy.name.clone()).or_default();
             if known.len() < self.length {
-                known.resize(self.length, [0; 3]);
+                known.resize(self.length, [0; KINDS]);
             }
         }
         let skipped = live.history.length - length;
         let total = self.length + gap + length;
         for (name, known) in &mut self.policies {
-            known.resize(known.len() + gap, [0; 3]);
+            known.resize(known.len() + gap, [0; KINDS]);
             let counts = live.history.policies.get(name);
             let at = |list: &Vec<u32>, place: usize| list.get(place).copied().unwrap_or(0);
             known.extend((skipped..skipped + length).map(|place| {
-                counts.map_or([0; 3], |counts| {
-                    let lists = [&counts.allowed, &counts.denied, &counts.shadow_denied];
-                    lists.map(|list| at(list, place))
+                counts.map_or([0; KINDS], |counts| {
+                    let requests = [&counts.allowed, &counts.denied, &counts.shadow_denied];
+                    let units = [&counts.allowed_units, &counts.denied_units];
+                    let [allowed, denied, shadow] = requests.map(|list| at(list, place));
+                    let [allowed_units, denied_units] = units.map(|list| at(list, place));
+                    [allowed, denied, shadow, allowed_units, denied_units]
                 })
             }));
-            known.drain(..known.len().saturating_sub(MOST));
+            known.drain(..known.len().saturating_sub(MAX_SECONDS));
         }
-        self.length = total.min(MOST);
+        self.length = total.min(MAX_SECONDS);
     }
 }
 

@@ -40,6 +40,11 @@ pub(super) fn time(time: Duration) -> String {
     }
 }
 
+/// Formats a number of seconds with its unit. Untrusted numbers that are no time become `-`.
+pub(super) fn seconds(seconds: f64) -> String {
+    Duration::try_from_secs_f64(seconds).map_or("-".to_owned(), |time| format!("{time:?}"))
+}
+
 /// Formats a share in percent.
 #[expect(clippy::float_arithmetic, reason = "only for display")]
 pub(super) fn percent(share: Option<f64>) -> String {
@@ -115,10 +120,14 @@ mod tests {
     #[test]
     fn rates_durations_and_shares_are_short() {
         let rates = [(0, 5), (1, 5), (1, 300), (7, 2), (50, 5), (99, 1), (1_234, 1), (9, 0)];
-        let told = rates.map(|(count, seconds)| rate(count, seconds));
-        assert_eq!(told, ["0", "0.2", "0.1", "3.5", "10", "99", "1,234", "0"]);
+        let formatted = rates.map(|(count, seconds)| rate(count, seconds));
+        assert_eq!(formatted, ["0", "0.2", "0.1", "3.5", "10", "99", "1,234", "0"]);
         let times = [3, 62, 3_723, 90_000].map(|seconds| time(Duration::from_secs(seconds)));
         assert_eq!(times, ["3 s", "1 min 2 s", "1 h 2 min", "1 d 1 h"]);
+        assert_eq!(
+            [0.00025, 0.0025, 1.0, -1.0, f64::NAN].map(seconds),
+            ["250µs", "2.5ms", "1s", "-", "-"]
+        );
         let shares = [None, Some(0.0), Some(0.934), Some(7.0), Some(f64::NAN)].map(percent);
         assert_eq!(shares, ["-", "0%", "93%", "100%", "-"]);
     }

@@ -4,7 +4,6 @@ use http::{Request, Version};
 use http_body_util::Full;
 use hyper::client::conn::http2::handshake;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use serde_json::json;
 
 use super::*;
 use crate::{config::Bind, listeners::ListenerId};
@@ -173,7 +172,7 @@ async fn with_keys_or_beyond_the_loopback_any_host_will_do() {
     let head = "GET /v1/live HTTP/1.1\r\nAuthorization: Bearer boss\r\nHost: pacegate.example\r\n\
                 Connection: close\r\n\r\n";
     let live = Reply::parse(&keyed.exchange(head.as_bytes()).await).json();
-    assert_eq!(live["authorized"], json!({ "admin": true, "keys_configured": true }));
+    assert_eq!(live["keys_configured"], true);
     let mut settings = Settings::new(policies());
     settings.listen[ListenerId::Http] = Bind::At("10.0.0.7:8080".parse().unwrap());
     assert_eq!(ask(&Server::with(settings), "GET /v1/live", "Host: pacegate\r\n").await.0, 200);

@@ -106,7 +106,7 @@ async fn a_rule_knows_how_many_values_name_a_key() {
         let block = json!({ "policy": policy, "key": key }).to_string();
         assert_eq!(server.post("/json", &ask).await.status, 200, "{policy}");
         let live = server.get("/v1/live").await.json();
-        let mut top = live["top"]["traffic"].as_array().unwrap().iter();
+        let mut top = live["busiest"].as_array().unwrap().iter();
         let is_shown = |top: &&serde_json::Value| top["policy"] == policy && top["key"] == key;
         assert_eq!(top.find(is_shown).unwrap()["exact"], true, "{policy} {key}");
         assert_eq!(server.post("/v1/block", &block).await.status, 200, "{policy}");

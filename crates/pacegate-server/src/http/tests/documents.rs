@@ -63,7 +63,7 @@ async fn the_schemas_have_the_members_that_are_read_and_written() {
     let fields = |fields: &[&str]| fields.iter().map(|&field| field.to_owned()).collect();
     let check = ["domain", "attributes", "key", "limit", "cost", "id"];
     assert_eq!(members("CheckRequest"), fields(&check));
-    let permit = ["domain", "attributes", "key", "limit", "cost", "permit"];
+    let permit = ["domain", "attributes", "key", "limit", "cost", "id", "permit"];
     assert_eq!(members("PermitRequest"), fields(&permit));
     assert_eq!(schemas["CheckRequest"]["additionalProperties"], json!(false));
     let limits = server.get("/v1/state?attribute=user:alice").await.json()["limits"].clone();

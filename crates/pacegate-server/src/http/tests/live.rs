@@ -18,15 +18,15 @@ async fn decisions_are_counted_by_policy_second_and_key() {
     for _ in 0..5 {
         server.check(ALICE).await;
     }
-    live::look(&server.active, start + 1);
+    live::record_second(&server.active, start + 1);
     server.check(r#"{"attributes":{"user":"bob"}}"#).await;
     server.check(r#"{"key":"k","limit":"9/hour"}"#).await;
-    live::look(&server.active, start + 3);
+    live::record_second(&server.active, start + 3);
     let live = server.get("/v1/live").await.json();
     assert_eq!(live["now"], json!(start as f64));
     assert_eq!((&live["version"], &live["revision"]), (&json!("0.1.0"), &json!(1)));
-    assert_eq!(live["reload"], json!({ "refused": 0, "complaint": null }));
-    assert_eq!(live["authorized"], json!({ "admin": true, "keys_configured": false }));
+    assert_eq!((&live["reloads_refused"], &live["reload_complaint"]), (&json!(0), &json!(null)));
+    assert_eq!(live["keys_configured"], false);
     let names: Vec<_> = live["policies"].as_array().unwrap().iter().map(|p| &p["name"]).collect();
     assert_eq!(names, ["api", "login", "shop", "jobs", "seed", "ad-hoc"]);
     assert_eq!(live["policies_total"], 5);
@@ -43,27 +43,37 @@ async fn decisions_are_counted_by_policy_second_and_key() {
         history["policies"]["api"],
         json!({
             "allowed": [3, 0, 1], "denied": [2, 0, 0], "shadow_denied": none,
-            "allowed_units": [3, 0, 1], "denied_units": [2, 0, 0],
+            "allowed_units": [3, 0, 1], "denied_units": [2, 0, 0], "shadow_denied_units": none,
         })
     );
     assert_eq!(history["policies"]["ad-hoc"]["allowed"], json!([0, 0, 1]));
     assert_eq!(history["policies"]["jobs"]["allowed"], none);
-    let key = |policy: &str, key: &str, counts: [u64; 2]| {
-        let [allowed, denied] = counts;
+    let key = |policy: &str, key: &str, counts: [u64; 3]| {
+        let [count, allowed, denied] = counts;
         json!({
-            "policy": policy, "key": key, "allowed": allowed, "denied": denied, "exact": true,
+            "policy": policy, "key": key, "count": count, "allowed": allowed, "denied": denied,
+            "exact": true,
         })
     };
-    let alice = key("api", "alice", [3, 2]);
-    let traffic = [alice.clone(), key("api", "bob", [1, 0]), key("ad-hoc", "k", [1, 0])];
-    assert_eq!(live["top"], json!({ "traffic": traffic, "denied": [alice] }));
+    let (alice, alice_denied) = (key("api", "alice", [5, 3, 2]), key("api", "alice", [2, 3, 2]));
+    let traffic = [alice, key("api", "bob", [1, 1, 0]), key("ad-hoc", "k", [1, 1, 0])];
+    assert_eq!(live["busiest"], json!(traffic));
+    assert_eq!(live["most_denied"], json!([alice_denied]));
     assert_eq!((&live["blocked"], &live["blocked_total"]), (&json!([]), &json!(0)));
     assert_eq!(live["store"]["kind"], "memory");
     assert_eq!((&live["store"]["reachable"], &live["store"]["keys"]), (&json!(true), &json!(3)));
     let http = &live["listeners"][0];
     let counts = ["name", "connections", "requests"].map(|name| &http[name]);
     assert_eq!(counts, [&json!("http"), &json!(0), &json!(7)]);
-    assert!(http["latency"]["mean"].as_f64().is_some_and(|mean| mean > 0.0), "{http}");
+    let stats = server.get("/v1/stats").await.json();
+    for latency in [&http["latency"], &stats["listeners"][0]["latency"]] {
+        for percentile in ["p50", "p99"] {
+            assert!(latency[percentile].as_f64().is_some_and(|time| time > 0.0), "{latency}");
+            let seconds = &history["latency"][percentile];
+            assert!(seconds[0].as_f64().is_some_and(|time| time > 0.0), "{history}");
+            assert_eq!((&seconds[1], seconds.as_array().unwrap().len()), (&Value::Null, 3));
+        }
+    }
 }
 
 #[tokio::test]
@@ -71,7 +81,7 @@ async fn since_returns_the_rest_of_the_history() {
     let server = Server::new();
     for second in [100, 101, 102] {
         server.check(ALICE).await;
-        live::look(&server.active, second);
+        live::record_second(&server.active, second);
     }
     let rest = server.get("/v1/live?since=101").await.json();
     assert_eq!((&rest["history"]["from"], &rest["history"]["length"]), (&json!(102), &json!(1)));
@@ -91,7 +101,7 @@ async fn hostile_keys_are_shown_and_are_not_taken_for_others() {
         server.check(&format!(r#"{{"attributes":{{"user":"{user}"}}}}"#)).await;
     }
     let live = server.get("/v1/live").await.json();
-    let mut keys: Vec<_> = live["top"]["traffic"]
+    let mut keys: Vec<_> = live["busiest"]
         .as_array()
         .unwrap()
         .iter()
@@ -132,8 +142,14 @@ async fn usage_is_not_measured_while_the_store_is_unreachable() {
     let failures = || server.active.revision().engine.stats().store_failures;
     let before = failures();
     let live = server.get("/v1/live").await.json();
-    assert_eq!(live["top"]["traffic"][0]["key"], "alice");
+    assert_eq!(live["busiest"][0]["key"], "alice");
     assert_eq!((&of(&live, "api")["used"], failures()), (&Value::Null, before));
+    let store = &live["store"];
+    assert_eq!((&store["reachable"], &store["breaker"]), (&json!(false), &json!("open")));
+    let outage = store["outage"].as_str().unwrap();
+    for part in ["127.0.0.1:1", "applying failure modes: local (api, login, shop, jobs, seed)"] {
+        assert!(outage.contains(part), "{part} in {outage}");
+    }
 }
 
 #[tokio::test]
@@ -146,7 +162,7 @@ async fn a_block_does_not_fill_a_budget() {
         server.check(&json!({ "attributes": { "user": user } }).to_string()).await;
     }
     let live = server.get("/v1/live").await.json();
-    assert_eq!(live["top"]["traffic"].as_array().unwrap().len(), 3);
+    assert_eq!(live["busiest"].as_array().unwrap().len(), 3);
     assert_eq!(of(&live, "api")["used"], json!(1.0 / 3.0));
 }
 
@@ -193,7 +209,7 @@ async fn a_blocked_key_is_denied_until_the_block_is_over() {
     // Denials by a block are counted and charge nothing. A peek is not counted.
     let live = server.get("/v1/live").await.json();
     assert_eq!((&of(&live, "api")["allowed"], &of(&live, "api")["denied"]), (&json!(2), &json!(3)));
-    assert_eq!(live["top"]["denied"][0]["denied"], 3);
+    assert_eq!(live["most_denied"][0]["denied"], 3);
     assert_eq!((&live["blocked"], &live["blocked_total"]), (&json!([blocked]), &json!(1)));
     server.clock.advance(Duration::from_millis(89_499));
     assert_eq!(server.check(ALICE).await.status, 429);

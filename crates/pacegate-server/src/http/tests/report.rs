@@ -85,7 +85,12 @@ async fn statistics_and_metrics_count_the_same_once() {
             "allowed_units": 3, "denied_units": 2, "shadow_denied_units": 0,
         })
     );
-    assert_eq!(stats["busiest"][0], json!({ "policy": "api", "key": "alice", "count": 5 }));
+    assert_eq!(
+        stats["busiest"][0],
+        json!({
+            "policy": "api", "key": "alice", "count": 5, "allowed": 3, "denied": 2, "exact": true,
+        })
+    );
     assert_eq!(stats["most_denied"][0]["count"], 2);
     assert_eq!((&stats["store"]["kind"], &stats["store"]["keys"]), (&json!("memory"), &json!(1)));
     assert_eq!(stats["reload_complaint"], Value::Null);

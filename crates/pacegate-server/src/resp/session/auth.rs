@@ -45,7 +45,7 @@ impl RespSession {
         if let Some(Err(wait)) = guesses.map(|(address, guesses)| guesses.begin(*address)) {
             let seconds = wait.as_millis().div_ceil(1_000).max(1);
             self.reject_key(active);
-            self.is_over = true;
+            self.is_closing = true;
             return Err(CommandError::TooManyWrongKeys(seconds));
         }
         let digest = Keys::digest(key);
@@ -65,6 +65,6 @@ impl RespSession {
             .audit()
             .rejected_key(ListenerId::Resp, self.peer.as_ref().map(|(address, _)| *address));
         self.wrong_keys += 1;
-        self.is_over |= self.wrong_keys == MAX_WRONG_KEYS;
+        self.is_closing |= self.wrong_keys == MAX_WRONG_KEYS;
     }
 }

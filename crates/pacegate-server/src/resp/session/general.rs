@@ -20,7 +20,7 @@ impl RespSession {
         };
         if is(0, "QUIT") {
             self.replies.simple("OK");
-            self.is_over = true;
+            self.is_closing = true;
         } else if is(0, "AUTH") {
             return self.auth(&words[1..], active, revision);
         } else if is(0, "HELLO") {
@@ -53,7 +53,7 @@ impl RespSession {
         } else if is(0, "INFO") {
             self.replies.bulk(info(revision));
         } else if is(0, "RESET") {
-            (self.digest, self.replies.third) = (None, false);
+            (self.digest, self.replies.is_resp3) = (None, false);
             self.replies.simple("RESET");
         } else {
             let name: String = String::from_utf8_lossy(words[0]).chars().take(40).collect();
@@ -69,9 +69,9 @@ impl RespSession {
         revision: &Revision,
     ) -> Result<(), CommandError> {
         let mut rest = words;
-        let mut third = self.replies.third;
+        let mut is_resp3 = self.replies.is_resp3;
         if let [version, after @ ..] = rest {
-            third = match *version {
+            is_resp3 = match *version {
                 b"2" => false,
                 b"3" => true,
                 _ => return Err(CommandError::ProtocolVersion),
@@ -95,7 +95,7 @@ impl RespSession {
         if self.access(revision).is_none() {
             return Err(CommandError::HelloWithoutAuth);
         }
-        self.replies.third = third;
+        self.replies.is_resp3 = is_resp3;
         self.write_server_info();
         Ok(())
     }
@@ -108,7 +108,7 @@ impl RespSession {
         to.bulk("version");
         to.bulk(env!("CARGO_PKG_VERSION"));
         to.bulk("proto");
-        to.integer(if to.third { 3 } else { 2 });
+        to.integer(if to.is_resp3 { 3 } else { 2 });
         to.bulk("id");
         to.integer(i64::try_from(self.id).unwrap_or(i64::MAX));
         to.bulk("mode");
