@@ -380,7 +380,7 @@ fn errors_name_the_expected_form() {
     let limit = |field: &str| of(&format!("rate_limit: {{unit: day, {field}}}"));
     for (text, message) in [
         (of("rate_limt: 1"), "unknown field `rate_limt`: did you mean `rate_limit`?"),
-        (of("key: l"), "`key` is given twice: leave one of them out"),
+        (of("key: l"), "duplicate field `key`: remove one of them"),
         (of("value: [v]"), "expected one text, neither a list nor a map"),
         (limit("requests_per_unit: many"), "expected a whole number from 0"),
         (limit("requests_per_unit: -1"), "expected a whole number from 0"),
