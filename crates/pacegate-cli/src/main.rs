@@ -144,13 +144,20 @@ fn without_empty_variables(command: clap::Command) -> clap::Command {
     })
 }
 
-/// Returns the arguments. Deployments of envoyproxy/ratelimit run `/bin/ratelimit` without arguments: under
-/// that name, the program runs the server.
+/// Returns the arguments. Deployments of envoyproxy/ratelimit run `/bin/ratelimit`: under that name, the program runs
+/// the server with the defaults of envoyproxy/ratelimit, and ignores arguments other than `--help` and `--version`, as
+/// that program does.
 fn arguments(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = args.collect();
     let name = arguments.first().and_then(|name| Path::new(name).file_name());
     if name.is_some_and(|name| name == "ratelimit") {
-        arguments.insert(1, "serve".into());
+        let is_question = |argument: &&OsString| *argument == "--help" || *argument == "--version";
+        let question = arguments[1..].iter().find(is_question).cloned();
+        arguments.truncate(1);
+        match question {
+            Some(question) => arguments.push(question),
+            None => arguments.extend(["serve".into(), "--ratelimit".into()]),
+        }
     }
     arguments
 }

@@ -9,7 +9,8 @@ use std::{
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
-    Bind, ConfigSource, Environment, ListenerId, Overrides, Reloader, Server, StartError,
+    Bind, ConfigSource, Descriptors, Environment, ListenerId, Overrides, Reloader, Server,
+    StartError,
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -62,6 +63,14 @@ pub(super) struct Serve {
     #[arg(long, env = "PACEGATE_INSECURE")]
     insecure: bool,
 
+    /// Envoy descriptors: together (all or nothing) or independent [default: by the format of the file]
+    #[arg(long, value_name = "MODE", env = "PACEGATE_DESCRIPTORS", hide_possible_values = true)]
+    descriptors: Option<DescriptorMode>,
+
+    /// Use the variables and defaults of envoyproxy/ratelimit if no file is given
+    #[arg(long, hide = true)]
+    ratelimit: bool,
+
     /// Worker threads [default: one per CPU]
     #[arg(long, value_name = "N", env = "PACEGATE_WORKERS")]
     workers: Option<NonZeroUsize>,
@@ -88,6 +97,22 @@ Examples:
 
   Replace envoyproxy/ratelimit and keep its files:
     pacegate serve /data/ratelimit/config";
+
+/// The values of `--descriptors`.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum DescriptorMode {
+    Together,
+    Independent,
+}
+
+impl From<DescriptorMode> for Descriptors {
+    fn from(mode: DescriptorMode) -> Self {
+        match mode {
+            DescriptorMode::Together => Self::Together,
+            DescriptorMode::Independent => Self::Independent,
+        }
+    }
+}
 
 /// Returns the signals that reload the server, and those that end it: SIGHUP, SIGTERM and SIGINT.
 fn signals() -> io::Result<[Signal; 3]> {
@@ -146,6 +171,8 @@ fn source(args: &Serve) -> ConfigSource {
         store_file: args.store_file.clone(),
         listen: listen.into_iter().filter_map(|(id, given)| Some((id, given?))).collect(),
         insecure: args.insecure,
+        descriptors: args.descriptors.map(Descriptors::from),
+        ratelimit: args.ratelimit,
     };
     ConfigSource::new(args.files.clone(), overrides).or_file(Path::new(DEFAULT_FILE))
 }
@@ -222,6 +249,16 @@ fn greet(server: &Server) {
             print_line(format_args!("try: curl {key}{example}"));
         }
         print_line(format_args!("see: {url}/ in a browser, or pacegate top {url}"));
+    }
+    if let Some(folder) = &settings.ratelimit {
+        let counting = match settings.descriptors {
+            Some(Descriptors::Together) => "all descriptors of a request are counted, or none",
+            _ => "descriptors are counted independently, and denied hits too",
+        };
+        print_line(format_args!(
+            "mode: envoyproxy/ratelimit, with the files in {}; {counting}",
+            folder.display()
+        ));
     }
     let state = &settings.store;
     let policies = settings.policies.policies().len();

@@ -29,9 +29,9 @@ mod trace;
 pub use self::{
     client::{Client, ClientError},
     config::{
-        Bind, BindError, ConfigError, DEFAULT_CONFIG, Environment, LoadError, Settings,
-        StoreSettings, load as load_config, read as read_config, reference as config_reference,
-        schema as config_schema, warnings as config_warnings,
+        Bind, BindError, ConfigError, DEFAULT_CONFIG, Descriptors, Environment, LoadError,
+        Settings, StoreSettings, load as load_config, read as read_config,
+        reference as config_reference, schema as config_schema, warnings as config_warnings,
     },
     envoy::{Logging, WrittenRule},
     inline_limits::InlineLimitError,

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use crate::{
     config::{
-        self, Bind, Environment, FileFormat, Files, LayoutError, LoadError, SecretError, Settings,
-        StoreAddressError,
+        self, Bind, Descriptors, Environment, FileFormat, Files, LayoutError, LoadError,
+        SecretError, Settings, StoreAddressError,
     },
-    envoy::{Deployment, EnvironmentError, FileError, Logging, Options, Rules},
+    envoy::{Deployment, EnvironmentError, FileError, Logging, Rules},
     listeners::ListenerId,
 };
 
@@ -30,6 +30,11 @@ pub struct Overrides {
     pub listen: Vec<(ListenerId, Bind)>,
     /// Allows public addresses without TLS and API keys.
     pub insecure: bool,
+    /// The way that several descriptors of one Envoy request are charged.
+    pub descriptors: Option<Descriptors>,
+    /// True if the program is called `ratelimit`: without files, the variables and defaults of envoyproxy/ratelimit
+    /// apply.
+    pub ratelimit: bool,
 }
 
 /// Files to read, with the options that take precedence over them.
@@ -104,7 +109,7 @@ impl ConfigSource {
         if !self.paths.is_empty() {
             return Ok(None);
         }
-        Ok(Deployment::read(|name| environment.get(name))?)
+        Ok(Deployment::read(|name| environment.get(name), self.overrides.ratelimit)?)
     }
 
     /// Returns the log settings of a deployment of envoyproxy/ratelimit. [`ConfigSource::load`] reports its errors.
@@ -158,7 +163,7 @@ impl ConfigSource {
             None => without_policies()?,
         };
         if !foreign.is_empty() {
-            add_rules(&foreign, Options::default(), &mut settings, environment)?;
+            add_rules(&foreign, &mut settings, environment)?;
         }
         Ok(settings)
     }
@@ -170,7 +175,7 @@ fn load_deployment(
 ) -> Result<Settings, SourceError> {
     let mut settings = without_policies()?;
     deployment.apply(&mut settings);
-    add_rules(&[&deployment.files], deployment.options.clone(), &mut settings, environment)?;
+    add_rules(&[&deployment.files], &mut settings, environment)?;
     for warning in &deployment.warnings {
         tracing::warn!("{warning}");
     }
@@ -197,6 +202,7 @@ impl Overrides {
             settings.listen[*listener] = *bind;
         }
         settings.security.insecure |= self.insecure;
+        settings.descriptors = self.descriptors.or(settings.descriptors);
         Ok(())
     }
 }
@@ -204,7 +210,6 @@ impl Overrides {
 /// Adds the rules in files of envoyproxy/ratelimit to the policies of `settings`.
 fn add_rules(
     paths: &[&Path],
-    options: Options,
     settings: &mut Settings,
     environment: &Environment<'_>,
 ) -> Result<(), SourceError> {
@@ -212,7 +217,7 @@ fn add_rules(
     for path in paths {
         files.extend(config::rule_files(path, environment)?);
     }
-    let rules = Rules::parse(&files, options)?;
+    let rules = Rules::parse(&files, &settings.envoy)?;
     settings.policies = rules.beside(&settings.policies).map_err(|error| match error {
         PolicyError::DuplicateName(name) => SourceError::RuleName(name),
         other => other.into(),

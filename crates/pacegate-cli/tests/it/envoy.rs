@@ -101,6 +101,64 @@ fn the_variables_of_a_deployment_set_the_log_level() {
     assert!(!text.starts_with('{'), "{text}");
 }
 
+/// Sends hits for `user=a` to `POST /json`, and returns the status.
+fn hits(service: &Service, domain: &str, hits: u64) -> u16 {
+    let question = format!(
+        r#"{{"domain": "{domain}", "hitsAddend": {hits}, "descriptors": [{{"entries": [{{"key": "user", "value": "a"}}]}}]}}"#
+    );
+    let mut client = Http::connect(service.address("http")).unwrap();
+    client.request("POST", "/json", None, &question).unwrap().status
+}
+
+#[test]
+fn denied_hits_count_unless_a_variable_says_otherwise() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let root = ("RUNTIME_ROOT", folder.path().to_str().unwrap());
+    for (variables, mode, status) in [
+        (&[root][..], "descriptors are counted independently, and denied hits too", 429),
+        (
+            &[root, ("PACEGATE_DESCRIPTORS", "together")],
+            "all descriptors of a request are counted, or none",
+            200,
+        ),
+    ] {
+        let service = Service::start_with(&[], variables);
+        let mode =
+            format!("mode: envoyproxy/ratelimit, with the files in {}/config; {mode}", root.1);
+        assert!(service.greeting.contains(&mode), "{:?}", service.greeting);
+        assert_eq!(hits(&service, "edge", 3), 429);
+        assert_eq!(hits(&service, "edge", 1), status, "{mode}");
+    }
+}
+
+/// Beside a Pacegate file, rules are counted as in envoyproxy/ratelimit, and policies all or nothing.
+#[test]
+fn each_file_follows_its_own_format() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (ours, theirs) = (path("pacegate.yaml"), path("edge.yaml"));
+    fs::write(
+        &ours,
+        "policies: [{ name: api, domain: own, per: [user], limit: 2/365d }]\n\
+         envoy: { response_headers: { limit: X-Limit } }\n",
+    )
+    .unwrap();
+    fs::write(&theirs, RULES).unwrap();
+    let service = Service::start_with(&["--config", &ours, "--config", &theirs], &[]);
+    assert!(!service.greeting.iter().any(|line| line.starts_with("mode:")));
+    for (domain, status) in [("edge", 429), ("own", 200)] {
+        assert_eq!(hits(&service, domain, 3), 429, "{domain}");
+        assert_eq!(hits(&service, domain, 1), status, "{domain}");
+    }
+    let mut client = Http::connect(service.address("http")).unwrap();
+    let question =
+        r#"{"domain": "edge", "descriptors": [{"entries": [{"key": "user", "value": "b"}]}]}"#;
+    let answer = client.request("POST", "/json", None, question).unwrap();
+    assert!(answer.body.contains(r#"{"key":"X-Limit","value":"2"}"#), "{}", answer.body);
+}
+
 /// A deployment in a cluster sets the name of the program, the environment, and a probe.
 #[tokio::test]
 async fn the_program_serves_under_the_name_ratelimit() {
@@ -113,8 +171,9 @@ async fn the_program_serves_under_the_name_ratelimit() {
     // The image sets the first variable. Ports are chosen by the system.
     let variables =
         [("PACEGATE_INSECURE", "true"), ("RUNTIME_ROOT", root), ("PORT", "0"), ("GRPC_PORT", "0")];
-    let resp = ("PACEGATE_RESP", "off");
-    let service = Service::launch(Command::new(&program).envs(variables).envs([resp]));
+    // Theirs ignores arguments.
+    let service = Service::launch(Command::new(&program).arg("--quota=1").envs(variables));
+    assert!(!service.greeting.iter().any(|line| line.starts_with("resp")), "off in this mode");
     let (http, grpc) = (service.address("http"), service.address("grpc"));
     assert!(http.ip().is_unspecified() && grpc.ip().is_unspecified());
     let there = |address: SocketAddr| SocketAddr::from(([127, 0, 0, 1], address.port()));

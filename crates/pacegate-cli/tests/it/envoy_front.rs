@@ -194,6 +194,47 @@ fn rules_of_envoyproxy_ratelimit_in_memory() {
     }
 }
 
+/// Checks before each request without hits, and charges four tokens after it, as gateways for language models do.
+#[test]
+fn token_budgets_are_used_up() {
+    let (upstream, port, folder) = (Upstream::start(), Port::reserve(), rules());
+    folder.replace(
+        "ratelimit/config/edge.yaml",
+        "domain: edge\ndescriptors:\n  - key: user\n    rate_limit: { unit: year, requests_per_unit: 10 }\n",
+    );
+    let address = format!("127.0.0.1:{}", port.number());
+    let action = "actions: [{ request_headers: { descriptor_key: user, header_name: x-user } }]";
+    let envoy = Envoy::options(&upstream.address(), &address)
+        .domain("edge")
+        .rate_limits(&format!("{{ {action}, hits_addend: {{ number: 0 }} }}, "))
+        .rate_limits(&format!(
+            "{{ {action}, hits_addend: {{ number: 4 }}, apply_on_stream_done: true }}, "
+        ))
+        .timeout(Duration::from_secs(20))
+        .deny_on_failure()
+        .start();
+    let root = folder.path("").to_str().unwrap().to_owned();
+    let service = Service::start_with(
+        &["--grpc", &address],
+        &[("RUNTIME_ROOT", &root), ("RUNTIME_SUBDIRECTORY", "ratelimit")],
+    );
+    let peek = r#"{"domain": "edge", "descriptors":
+        [{"entries": [{"key": "user", "value": "alice"}], "hitsAddend": 0}]}"#;
+    for (status, left) in [(200, "6"), (200, "2"), (200, "over"), (429, "over")] {
+        let mut client = Http::connect(envoy.address().parse().unwrap()).unwrap();
+        assert_eq!(client.send(ALICE).unwrap().status, status, "{left}: {}", envoy.log());
+        eventually(WITHIN, "the charge at the end of the request", || {
+            let mut client = Http::connect(service.address("http")).unwrap();
+            let answer = client.request("POST", "/json", None, peek).unwrap();
+            match left {
+                "over" => answer.status == 429,
+                left => answer.body.contains(&format!("\"limitRemaining\":{left}")),
+            }
+        });
+    }
+    assert_eq!(upstream.served(), 3);
+}
+
 #[test]
 fn policies_in_memory() {
     Front::ours("").flood(|_| {});

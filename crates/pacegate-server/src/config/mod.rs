@@ -37,7 +37,7 @@ pub use load::{LoadError, load};
 pub use problem::ConfigError;
 pub use reference::reference;
 pub use schema::schema;
-pub use settings::Settings;
+pub use settings::{Descriptors, Settings};
 pub use store::StoreSettings;
 pub use warnings::warnings;
 
@@ -49,7 +49,6 @@ pub(crate) use layout::LayoutError;
 pub(crate) use load::rule_files;
 pub(crate) use mask::masked;
 pub(crate) use security::{Credential, Scope, Security, TlsFiles};
-pub(crate) use settings::Descriptors;
 pub(crate) use store::StoreAddressError;
 pub(crate) use yaml::message;
 

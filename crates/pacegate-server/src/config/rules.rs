@@ -5,11 +5,11 @@ use std::sync::Arc;
 use pacegate::PolicySet;
 
 use super::{ConfigError, Settings};
-use crate::envoy::{Options, RuleFile, Rules};
+use crate::envoy::{EnvoyOptions, RuleFile, Rules};
 
 /// Reads several files as one configuration.
 pub(super) fn read(files: &[RuleFile]) -> Result<Settings, ConfigError> {
-    let rules = Rules::parse(files, Options::default()).map_err(|error| {
+    let rules = Rules::parse(files, &EnvoyOptions::default()).map_err(|error| {
         let text = files.iter().find(|file| file.file == error.file);
         ConfigError::foreign(&error, text.map_or("", |file| &file.text))
     })?;

@@ -1,6 +1,6 @@
 //! The whole file, and the settings that it is read into. Each section is declared in the file that reads it.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use pacegate::{PolicySet, policy::FailureMode};
 use pacegate_http::{HeaderStyle, Headers, ResetStyle};
@@ -20,7 +20,10 @@ use super::{
     spanned::{At, Form},
     store::StoreSection,
 };
-use crate::{envoy::Rules, listeners::ListenAddresses};
+use crate::{
+    envoy::{EnvoyOptions, Rules},
+    listeners::ListenAddresses,
+};
 
 /// The configuration of `pacegate serve`. All fields are optional.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -60,10 +63,13 @@ pub(crate) struct Config {
     #[serde(default)]
     pub(crate) problem_details: bool,
 
-    /// The way that several descriptors of one Envoy request are charged.
+    /// The way that several descriptors of one Envoy request are charged. Default: `independent` for rules of
+    /// envoyproxy/ratelimit files, `together` for policies.
+    pub(crate) descriptors: Option<Descriptors>,
+
+    /// Options for Envoy's descriptors.
     #[serde(default, deserialize_with = "or_default")]
-    #[schemars(extend("default" = "together"))]
-    pub(crate) descriptors: Descriptors,
+    pub(crate) envoy: EnvoyOptions,
 
     /// The certificate of the server. Required for listeners on public addresses.
     pub(crate) tls: Option<TlsFiles>,
@@ -128,14 +134,14 @@ choices! {
 }
 
 /// The way that several descriptors of one Envoy request are charged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Descriptors {
     /// All or none of them: a denied request consumes nothing.
-    #[default]
     Together,
-    /// Each separately, as envoyproxy/ratelimit does: allowed descriptors are charged even if another is denied.
+    /// Each separately, as envoyproxy/ratelimit does: allowed descriptors are charged even if another is denied, and
+    /// denied hits are counted.
     Independent,
 }
 
@@ -168,7 +174,12 @@ pub struct Settings {
     /// True if HTTP denials are problem details with the key.
     pub problem_details: bool,
     /// The way that several descriptors of one Envoy request are charged.
-    pub descriptors: Descriptors,
+    /// Default: independently for rules of envoyproxy/ratelimit files, together for policies.
+    pub descriptors: Option<Descriptors>,
+    /// Options for Envoy's descriptors.
+    pub(crate) envoy: EnvoyOptions,
+    /// The folder of rules, if the server was started in the place of envoyproxy/ratelimit.
+    pub ratelimit: Option<PathBuf>,
     /// TLS and API keys.
     pub security: Security,
     /// Limits on the resources that clients can use.
@@ -198,6 +209,7 @@ impl Reader<'_, '_> {
         config.headers.apply(&mut settings.headers);
         settings.problem_details = config.problem_details;
         settings.descriptors = config.descriptors;
+        settings.envoy.clone_from(&config.envoy);
         settings.security.tls = config.tls.as_ref().map(|tls| tls.beside(self.file));
         settings.security.credentials = self.credentials(&config.keys);
         settings.bounds = config.bounds.read(self.problems);
@@ -227,7 +239,9 @@ impl Settings {
             hosts: Vec::new(),
             headers: Headers::default(),
             problem_details: false,
-            descriptors: Descriptors::default(),
+            descriptors: None,
+            envoy: EnvoyOptions::default(),
+            ratelimit: None,
             security: Security::default(),
             bounds: Bounds::default(),
         }
@@ -246,6 +260,14 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether descriptors in this domain are charged independently.
+    pub(crate) fn counts_independently(&self, domain: &[u8]) -> bool {
+        match self.descriptors {
+            Some(descriptors) => descriptors == Descriptors::Independent,
+            None => self.rules.domain(domain).is_some(),
+        }
     }
 
     /// Returns the number of policies that do not come from rules.

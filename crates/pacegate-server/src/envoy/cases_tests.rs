@@ -8,11 +8,12 @@ use serde::Deserialize;
 
 use super::{
     decide::decide,
+    options::{EnvoyOptions, HeaderNames},
     proto::{
         Code, DescriptorStatus, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
         RateLimitResponse, Unit,
     },
-    rules::{HeaderNames, Options, Rules},
+    rules::Rules,
 };
 use crate::{
     active_config::{ActiveConfig, State},
@@ -24,7 +25,9 @@ use crate::{
 #[serde(deny_unknown_fields)]
 struct Case {
     #[serde(default)]
-    independent: bool,
+    together: bool,
+    #[serde(default)]
+    dynamic_metadata: bool,
     #[serde(default)]
     shadow: bool,
     #[serde(default)]
@@ -74,13 +77,13 @@ struct Step {
 const START: u64 = 1_700_140_810_300;
 
 fn active(rules: &Path, case: &Case, clock: &ManualClock) -> ActiveConfig {
-    let headers = case.headers.then(|| HeaderNames {
-        limit: "RateLimit-Limit".into(),
-        remaining: "RateLimit-Remaining".into(),
-        reset: "RateLimit-Reset".into(),
-    });
-    let options = Options { quota_mode: case.quota_mode, headers, ..Options::default() };
-    let rules = Rules::load(rules, options).unwrap_or_else(|error| panic!("{error}"));
+    let options = EnvoyOptions {
+        quota_mode: case.quota_mode,
+        dynamic_metadata: case.dynamic_metadata,
+        response_headers: case.headers.then(HeaderNames::default),
+        ..EnvoyOptions::default()
+    };
+    let rules = Rules::load(rules, &options).unwrap_or_else(|error| panic!("{error}"));
     let native = case.native.iter().map(|native| {
         let limit = native.limit.as_str();
         pacegate::Policy::new(native.name.as_str(), [limit])
@@ -93,9 +96,8 @@ fn active(rules: &Path, case: &Case, clock: &ManualClock) -> ActiveConfig {
     let mut settings = Settings::new(policies);
     settings.rules = Arc::new(rules);
     settings.shadow = case.shadow;
-    if case.independent {
-        settings.descriptors = Descriptors::Independent;
-    }
+    settings.envoy = options;
+    settings.descriptors = case.together.then_some(Descriptors::Together);
     let state = State::Memory(limiter.store().clone());
     ActiveConfig::new(Engine::memory(limiter).with_clock(clock.clone()), state, settings)
 }

@@ -10,7 +10,8 @@ use super::{
     file::{FileError, RuleDescriptor, RuleDocument, RuleFile, RuleLimit, shorten},
     limits::{self, Bound},
     metadata, name,
-    rules::{Level, Node, Options, Rule, Rules, WrittenRule},
+    options::EnvoyOptions,
+    rules::{Level, Node, Rule, Rules, WrittenRule},
 };
 
 /// Compiles the descriptors of one document.
@@ -22,17 +23,18 @@ struct Compiler<'a> {
     path: Vec<(String, Option<String>)>,
     /// Indexes of the enclosing descriptors whose values are part of the key.
     varying: Vec<usize>,
+    /// The number of enclosing descriptors with `share_threshold`.
+    shared: usize,
 }
 
-pub(super) fn rules(sources: &[RuleFile], options: Options) -> Result<Rules, FileError> {
-    let merge = options.merge_domains;
-    let mut rules = Rules { options, ..Rules::default() };
+pub(super) fn rules(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Rules, FileError> {
+    let mut rules = Rules::default();
     let mut seen: HashMap<String, String> = HashMap::new();
     for source in sources {
         for root in source.parse()? {
             let place = format!("{}:{}", source.file.display(), root.domain.referenced.line());
             let known = seen.insert(root.domain.value.clone(), place);
-            if let Some(known) = known.filter(|_| !merge) {
+            if let Some(known) = known.filter(|_| !options.merge_domains) {
                 let domain = shorten(&root.domain.value, 80);
                 let message = format!("duplicate domain `{domain}`: already in {known}");
                 return Err(source.error(root.domain.referenced, message));
@@ -54,7 +56,8 @@ fn domain(rules: &mut Rules, source: &RuleFile, root: &RuleDocument) -> Result<(
         return Err(source.error(root.domain.referenced, message));
     }
     let mut level = rules.domains.remove(domain.as_bytes()).unwrap_or_default();
-    let mut compiler = Compiler { source, domain, rules, path: Vec::new(), varying: Vec::new() };
+    let mut compiler =
+        Compiler { source, domain, rules, path: Vec::new(), varying: Vec::new(), shared: 0 };
     compiler.descriptors(&mut level, root.descriptors.as_deref().unwrap_or_default())?;
     rules.domains.insert(domain.as_bytes().into(), level);
     Ok(())
@@ -86,10 +89,16 @@ impl Compiler<'_> {
         let value =
             descriptor.value.as_ref().map(|value| &*value.value).filter(|it| !it.is_empty());
         let (key, at) = (&*key.value, key.referenced);
+        if key.contains('*') {
+            let message = "`*` in a key matches nothing: use it in the value";
+            return Err(self.source.error(at, message));
+        }
         let varies = self.varies(descriptor, value)?;
         if varies {
             self.varying.push(self.path.len());
         }
+        let shares = usize::from(descriptor.share_threshold.as_ref().is_some_and(|it| it.value));
+        self.shared += shares;
         self.path.push((key.to_owned(), value.map(str::to_owned)));
         let rule = self.rule(item)?;
         let place = (self.source.file.clone(), at.line());
@@ -99,6 +108,7 @@ impl Compiler<'_> {
         if varies {
             self.varying.pop();
         }
+        self.shared -= shares;
         level.insert(key, value, node).map_err(|(file, line)| {
             let key = shorten(key, 40);
             let value = value.map_or_else(
@@ -152,9 +162,10 @@ impl Compiler<'_> {
             name: named.map_or_else(Bytes::new, |name| name.value.clone().into()),
             bounds,
             varying: self.varying.clone(),
+            is_shared: self.shared > 0,
             replaces: self.replaces(&limits)?,
             shadow: descriptor.shadow_mode.unwrap_or_default(),
-            quota: descriptor.quota_mode.unwrap_or_default() || self.rules.options.quota_mode,
+            quota: descriptor.quota_mode.unwrap_or_default(),
             metadata: descriptor.metadata.as_ref().map(metadata::from_json),
         };
         let written = self.written(&rule);

@@ -12,7 +12,6 @@ use super::{
 };
 use crate::{
     active_config::{ActiveConfig, Revision},
-    config::Descriptors,
     engine::Engine,
 };
 
@@ -33,11 +32,16 @@ pub(crate) enum EnvoyError {
     Store(#[from] StoreError),
 }
 
+/// Attempts to use up a limit that denied hits, while others use it too.
+const MAX_DENIED_CHARGES: usize = 3;
+
 /// The result for one descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DescriptorResult {
     /// The tightest of its limits: its index, and its decision.
     pub(super) tightest: Option<(usize, Decision)>,
+    /// The units left of the tightest limit.
+    pub(super) remaining: u64,
     /// True if the cost exceeds the units left.
     pub(super) is_over: bool,
     /// True if the key is blocked, so that nothing was charged.
@@ -86,10 +90,10 @@ async fn decide_by(
         let response = response::denial(request.descriptors.len(), settings.shadow);
         return Ok(EnvoyDecision { response, is_degraded: false });
     }
-    let resolved = resolve::resolve(revision, request)?;
-    let mut planned = RequestCharges::new(&resolved);
+    let is_independent = settings.counts_independently(&request.domain);
+    let resolved = resolve::resolve(revision, request, is_independent)?;
+    let mut planned = RequestCharges::new(&resolved, is_independent);
     refund(engine, &resolved, &mut planned).await?;
-    let is_independent = settings.descriptors == Descriptors::Independent;
     let results = if is_independent {
         independent(engine, &resolved, &planned).await?
     } else {
@@ -100,10 +104,10 @@ async fn decide_by(
     if is_over && !is_blocked && !settings.shadow && !is_independent {
         refund_allowed_quotas(engine, &resolved, &planned, &results).await?;
     }
-    let options = &settings.rules.options;
     let denies = is_blocked || (is_over && !settings.shadow);
     let is_degraded = results.iter().any(|result| result.is_degraded);
-    let response = response::response(engine, options, &resolved, &results, denies);
+    let facts = (is_independent, denies);
+    let response = response::response(engine, &settings.envoy, request, &resolved, &results, facts);
     Ok(EnvoyDecision { response, is_degraded })
 }
 
@@ -133,9 +137,9 @@ async fn all_or_nothing(
     planned: &mut RequestCharges<'_>,
     shadow: bool,
 ) -> Result<SmallVec<[DescriptorResult; 4]>, CheckError> {
-    let several_quotas = resolved.iter().filter(|resolved| resolved.is_quota()).count() > 1;
+    let several_quotas = resolved.iter().filter(|resolved| resolved.is_quota).count() > 1;
     let denies = |resolved: &ResolvedDescriptor<'_>| {
-        !(shadow || resolved.is_shadow() || (resolved.is_quota() && several_quotas))
+        !(shadow || resolved.is_shadow() || (resolved.is_quota && several_quotas))
     };
     let mut is_blocked = false;
     for (resolved, part) in resolved.iter().zip(&planned.parts) {
@@ -191,63 +195,93 @@ async fn independent(
     resolved: &[ResolvedDescriptor<'_>],
     planned: &RequestCharges<'_>,
 ) -> Result<SmallVec<[DescriptorResult; 4]>, CheckError> {
-    let mut decisions = Vec::with_capacity(planned.charges.len());
     // A descriptor with a single enforced limit needs no combined decision.
     let is_plain = planned.charges.iter().all(|charge| charge.enforced)
-        && planned.parts.iter().all(|part| part.range.len() <= 1);
+        && planned.parts.iter().all(|part| part.range.len() <= 1)
+        && !has_repeats(&planned.charges);
     if is_plain {
-        let mut answers = Vec::new();
+        let (mut answers, mut decisions) = (Vec::new(), Vec::new());
         engine.check_each(&planned.charges, &mut answers).await;
         for answer in answers {
             decisions.push(answer?);
         }
-    } else {
-        for part in &planned.parts {
-            let charges = &planned.charges[part.range.clone()];
-            if !charges.is_empty() {
-                decisions.extend(engine.verdict(charges, None).await?.each);
-            }
-        }
+        let results = results(resolved, planned, &decisions);
+        charge_denied(engine, resolved, planned, &results).await;
+        return Ok(results);
     }
-    let mut results = results(resolved, planned, &decisions);
-    charge_denied(engine, resolved, planned, &mut results).await;
-    Ok(results)
+    let mut all = SmallVec::new();
+    for (place, part) in planned.parts.iter().enumerate() {
+        let charges = &planned.charges[part.range.clone()];
+        let decisions = match charges.is_empty() {
+            true => Vec::new(),
+            false => engine.verdict(charges, None).await?.each,
+        };
+        let one = RequestCharges {
+            charges: charges.iter().copied().collect(),
+            parts: SmallVec::from_iter([DescriptorCharges {
+                range: 0..charges.len(),
+                ..part.clone()
+            }]),
+        };
+        let resolved = &resolved[place..=place];
+        let result = results(resolved, &one, &decisions);
+        // Before the next descriptor, which may have the same counter.
+        charge_denied(engine, resolved, &one, &result).await;
+        all.extend(result);
+    }
+    Ok(all)
 }
 
-/// Charges the units left to denied descriptors: envoyproxy/ratelimit counts denied hits.
+/// Returns whether two charges may have the same counter.
+fn has_repeats(charges: &[Charge<'_>]) -> bool {
+    let is_same = |one: &Charge<'_>, other: &Charge<'_>| {
+        (one.policy, one.key) == (other.policy, other.key)
+            && one.limit.period() == other.limit.period()
+    };
+    let mut rest = charges;
+    while let Some((first, others)) = rest.split_first() {
+        if others.iter().any(|other| is_same(first, other)) {
+            return true;
+        }
+        rest = others;
+    }
+    false
+}
+
+/// Counts denied hits, as envoyproxy/ratelimit does: charges the units left, so that the counter exceeds its limit.
 async fn charge_denied(
     engine: &Engine,
     resolved: &[ResolvedDescriptor<'_>],
     planned: &RequestCharges<'_>,
-    results: &mut [DescriptorResult],
+    results: &[DescriptorResult],
 ) {
     let mut rest: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
-    let mut updated: SmallVec<[&mut DescriptorResult; 4]> = SmallVec::new();
     for ((resolved, part), result) in resolved.iter().zip(&planned.parts).zip(results) {
-        let is_standard =
-            resolved.rule().is_none_or(|rule| rule.bounds.iter().all(|bound| !bound.is_extension));
         if let (Some((_, decision)), [charge]) =
             (result.tightest, &planned.charges[part.range.clone()])
             && result.is_over
+            && part.counts_denied
             && resolved.cost > 0
+            && !resolved.refund
             && decision.remaining() > 0
-            && is_standard
         {
-            // Enforced in shadow mode too, so that the decision reports the denial.
-            rest.push(charge.cost(decision.remaining()).enforced(true));
-            updated.push(result);
+            rest.push(charge.cost(decision.remaining()));
         }
     }
-    if rest.is_empty() {
-        return;
-    }
-    let mut answers = Vec::new();
-    engine.check_each(&rest, &mut answers).await;
-    for (result, answer) in updated.into_iter().zip(answers) {
-        // On an error the earlier decision stands.
-        if let Ok(decision) = answer {
-            result.tightest = Some((0, decision));
+    // Other requests may take units meanwhile. Then fewer are left.
+    for _ in 0..MAX_DENIED_CHARGES {
+        if rest.is_empty() {
+            return;
         }
+        let mut answers = Vec::new();
+        engine.check_each(&rest, &mut answers).await;
+        let left = rest.iter().zip(answers).filter_map(|(charge, answer)| match answer {
+            Ok(decision) if !decision.is_allowed() && decision.remaining() > 0 => {
+                Some(charge.cost(decision.remaining()))
+            }
+            _ => None,
+        });
+        rest = left.collect();
     }
 }
 
@@ -258,10 +292,10 @@ async fn refund_allowed_quotas(
     planned: &RequestCharges<'_>,
     results: &[DescriptorResult],
 ) -> Result<(), StoreError> {
-    let others = resolved.iter().zip(results).filter(|(resolved, _)| !resolved.is_quota());
+    let others = resolved.iter().zip(results).filter(|(resolved, _)| !resolved.is_quota);
     let denied_otherwise =
         others.into_iter().any(|(resolved, result)| result.is_over && !resolved.is_shadow());
-    if denied_otherwise || resolved.iter().filter(|resolved| resolved.is_quota()).count() < 2 {
+    if denied_otherwise || resolved.iter().filter(|resolved| resolved.is_quota).count() < 2 {
         return Ok(());
     }
     for ((resolved, part), result) in resolved.iter().zip(&planned.parts).zip(results) {
@@ -276,9 +310,12 @@ async fn refund_allowed_quotas(
 fn is_over(resolved: &[ResolvedDescriptor<'_>], results: &[DescriptorResult]) -> bool {
     let both = || resolved.iter().zip(results);
     let alone = both()
-        .any(|(resolved, result)| result.is_over && !resolved.is_quota() && !resolved.is_shadow());
-    let mut quotas = both().filter(|(resolved, _)| resolved.is_quota()).peekable();
-    alone || (quotas.peek().is_some() && quotas.all(|(_, result)| result.is_over))
+        .any(|(resolved, result)| result.is_over && !resolved.is_quota && !resolved.is_shadow());
+    // A quota in shadow mode is never exceeded, and one without a rule neither.
+    let mut quotas = both().filter(|(resolved, _)| resolved.is_quota).peekable();
+    alone
+        || (quotas.peek().is_some()
+            && quotas.all(|(resolved, result)| result.is_over && !resolved.is_shadow()))
 }
 
 fn results(
@@ -291,6 +328,7 @@ fn results(
         let own = decisions.get(part.range.clone()).unwrap_or_default();
         let mut result = DescriptorResult {
             tightest: None,
+            remaining: 0,
             is_over: part.is_too_large,
             is_blocked: false,
             is_degraded: own.iter().any(Decision::is_degraded),
@@ -298,8 +336,12 @@ fn results(
         let mut has_counted = false;
         for (place, (charge, decision)) in charges.zip(own).enumerate() {
             let cost = if resolved.refund { 0 } else { resolved.cost };
-            let is_over =
-                !decision.is_allowed() || (charge.cost < cost && decision.remaining() < cost);
+            // A limit of 0 denies every hit, even if its failure mode is `open`.
+            let exceeds = part.counts_denied
+                && (decision.remaining() == 0 || (charge.limit.amount() == 1 && cost > 0));
+            let is_over = !decision.is_allowed()
+                || exceeds
+                || (charge.cost < cost && decision.remaining() < cost);
             let is_blocked = decision.source() == Source::Blocked;
             // A policy in shadow mode is charged but never denies, and is reported only without another.
             let counts = charge.enforced
@@ -312,6 +354,12 @@ fn results(
             });
             if replaces {
                 result.tightest = Some((place, *decision));
+                result.remaining = match (part.counts_denied, result.is_over) {
+                    (true, true) => 0,
+                    (counts_denied, _) => {
+                        decision.remaining().saturating_sub(u64::from(counts_denied))
+                    }
+                };
                 has_counted = counts;
             }
         }

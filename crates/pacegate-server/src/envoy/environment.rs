@@ -1,13 +1,16 @@
-//! Environment variables of envoyproxy/ratelimit, so that migrating only means replacing the image.
+//! A deployment of envoyproxy/ratelimit, described by its environment variables, so that migrating only means replacing
+//! the image.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
 };
 
 use super::{
     file::shorten,
-    rules::{HeaderNames, Options, runtime_path},
+    options::{EnvoyOptions, HeaderNames},
+    rules::runtime_path,
+    variables::{EnvironmentError, Result, Variables},
 };
 use crate::{
     config::{Bind, Settings, StoreSettings, TlsFiles},
@@ -19,12 +22,11 @@ use crate::{
 pub(crate) struct Deployment {
     /// Directory of the rule files.
     pub(crate) files: PathBuf,
-    /// Options of all rules.
-    pub(crate) options: Options,
     /// Log level and format.
     pub(crate) log: Logging,
     /// Variables without effect, and the reason.
     pub(crate) warnings: Vec<String>,
+    options: EnvoyOptions,
     store: Option<StoreSettings>,
     http: Bind,
     grpc: Bind,
@@ -42,90 +44,38 @@ pub struct Logging {
     pub json: bool,
 }
 
-/// An invalid variable. Values are never shown, because they may be secrets.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{variable} {problem}")]
-pub struct EnvironmentError {
-    variable: &'static str,
-    problem: String,
-}
-
-/// Looks up variables. Empty variables count as unset.
-struct Variables<F>(F);
-
-type Result<T> = std::result::Result<T, EnvironmentError>;
-
 /// Variables that identify a deployment of envoyproxy/ratelimit.
-const SIGNS: [&str; 2] = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY"];
-
-/// Variables without effect, and the reason.
-const WITHOUT_EFFECT: [(&str, &str); 23] = [
-    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
-    ("REDIS_POOL_SIZE", "requests share connections"),
-    ("REDIS_PIPELINE_WINDOW", "requests are batched automatically"),
-    ("REDIS_PIPELINE_LIMIT", "requests are batched automatically"),
-    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "failure modes apply while the store is unreachable"),
-    ("EXPIRATION_JITTER_MAX_SECONDS", "counters expire with their window"),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are always cached"),
-    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "denied requests are not counted"),
-    ("NEAR_LIMIT_RATIO", "metrics report the units left"),
-    ("RUNTIME_WATCH_ROOT", "the directory of rules is watched"),
-    ("RUNTIME_IGNOREDOTFILES", "hidden files and directories are ignored"),
-    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the rule files must exist"),
-    ("DEBUG_PORT", "use the HTTP listener"),
-    ("USE_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
-    ("USE_DOG_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
-    ("PROMETHEUS_ADDR", "metrics are at /metrics of the HTTP listener"),
-    ("PROMETHEUS_PATH", "metrics are at /metrics of the HTTP listener"),
-    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled by policy"),
-    ("EXTRA_TAGS", "add labels in Prometheus"),
-    ("GRPC_MAX_CONNECTION_AGE", "connections have no maximum age"),
-    ("GRPC_CLIENT_TLS_SAN", "every certificate of the client CA is accepted"),
-    ("TRACING_ENABLED", "set OTEL_EXPORTER_OTLP_ENDPOINT to send traces"),
-    ("RESPONSE_DYNAMIC_METADATA", "metadata reports limits that Envoy's units cannot express"),
+const SIGNS: [&str; 6] = [
+    "RUNTIME_ROOT",
+    "RUNTIME_SUBDIRECTORY",
+    "RUNTIME_APPDIRECTORY",
+    "RUNTIME_IGNOREDOTFILES",
+    "RUNTIME_WATCH_ROOT",
+    "CONFIG_TYPE",
 ];
-
-/// Suffixes of `REDIS_PERSECOND`, the variables of the second Redis.
-const PER_SECOND: [&str; 14] = [
-    "",
-    "_SOCKET_TYPE",
-    "_TYPE",
-    "_URL",
-    "_AUTH",
-    "_SENTINEL_AUTH",
-    "_TLS",
-    "_POOL_SIZE",
-    "_POOL_ON_EMPTY_BEHAVIOR",
-    "_POOL_ON_EMPTY_WAIT_DURATION",
-    "_PIPELINE_WINDOW",
-    "_PIPELINE_LIMIT",
-    "_TIMEOUT",
-    "_HEALTH_CHECK_ACTIVE_CONNECTION",
-];
-
-const NO_TLS: &str = "cannot be used with a unix socket";
 
 impl Deployment {
-    /// Reads the variables. Returns `None` if this is not a deployment of envoyproxy/ratelimit.
-    pub(crate) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+    /// Reads the variables. Returns `None` if this is not a deployment of envoyproxy/ratelimit: the program is not
+    /// named `ratelimit`, and none of the [`SIGNS`] is set.
+    pub(crate) fn read(
+        lookup: impl Fn(&str) -> Option<String>,
+        is_named: bool,
+    ) -> Result<Option<Self>> {
         let variables = Variables(lookup);
-        if SIGNS.into_iter().all(|name| variables.text(name).is_none()) {
+        if !is_named && SIGNS.into_iter().all(|name| variables.text(name).is_none()) {
             return Ok(None);
         }
-        variables.refuse_what_is_missing_here()?;
-        let text = |name, default: &str| variables.text(name).unwrap_or_else(|| default.to_owned());
+        variables.reject_unsupported()?;
+        let folder = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_APPDIRECTORY"]
+            .map(|name| variables.text_or_default(name));
         Ok(Some(Self {
-            files: runtime_path(
-                &text("RUNTIME_ROOT", "/srv/runtime_data/current"),
-                &text("RUNTIME_SUBDIRECTORY", ""),
-                &text("RUNTIME_APPDIRECTORY", "config"),
-            ),
+            files: runtime_path(&folder[0], &folder[1], &folder[2]),
             options: variables.options()?,
             log: variables.logging()?,
             warnings: variables.warnings(),
             store: variables.store()?,
-            http: variables.bind("HOST", "PORT", 8080)?,
-            grpc: variables.bind("GRPC_HOST", "GRPC_PORT", 8081)?,
+            http: variables.bind("HOST", "PORT")?,
+            grpc: variables.bind("GRPC_HOST", "GRPC_PORT")?,
             tls: variables.tls()?,
             shadow: variables.switch("SHADOW_MODE")?,
         }))
@@ -138,113 +88,83 @@ impl Deployment {
         }
         settings.listen[ListenerId::Http] = self.http;
         settings.listen[ListenerId::Grpc] = self.grpc;
+        settings.listen[ListenerId::Resp] = Bind::Off;
         settings.shadow |= self.shadow;
         settings.security.grpc_tls.clone_from(&self.tls);
+        settings.envoy.clone_from(&self.options);
+        settings.ratelimit = Some(self.files.clone());
     }
 }
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
-    fn text(&self, name: &str) -> Option<String> {
-        (self.0)(name).filter(|text| !text.is_empty())
-    }
-
-    /// Parses a boolean as Go does.
-    fn switch(&self, name: &'static str) -> Result<bool> {
-        match self.text(name).as_deref() {
-            None | Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Ok(false),
-            Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),
-            Some(_) => Err(error(name, "is invalid: expected true or false")),
-        }
-    }
-
-    /// Returns warnings for variables without effect.
-    fn warnings(&self) -> Vec<String> {
-        let about = |name: &str, instead: &str| {
-            self.text(name).map(|_| format!("{name} has no effect: {instead}"))
-        };
-        let per_second = PER_SECOND.iter().filter_map(|end| {
-            about(&format!("REDIS_PERSECOND{end}"), "limits per second use the same store")
-        });
-        let others = WITHOUT_EFFECT.iter().filter_map(|(name, instead)| about(name, instead));
-        per_second.chain(others).collect()
-    }
-
     /// Rejects settings that this server cannot honour.
-    fn refuse_what_is_missing_here(&self) -> Result<()> {
-        let is =
-            |name, value: &str| self.text(name).is_some_and(|it| it.eq_ignore_ascii_case(value));
-        if is("BACKEND_TYPE", "memcache") {
+    fn reject_unsupported(&self) -> Result<()> {
+        if self.is("BACKEND_TYPE", "memcache") {
             let problem = "is memcache, which is not supported: use Redis or Valkey, or unset it and \
                            REDIS_URL to count in memory";
-            return Err(error("BACKEND_TYPE", problem));
+            return Err(EnvironmentError::new("BACKEND_TYPE", problem));
         }
-        if self.text("CONFIG_TYPE").is_some() && !is("CONFIG_TYPE", "FILE") {
+        if !self.is("CONFIG_TYPE", "FILE") {
             let problem = "is xDS, which is not supported: use files";
-            return Err(error("CONFIG_TYPE", problem));
+            return Err(EnvironmentError::new("CONFIG_TYPE", problem));
         }
         if self.text("GRPC_UDS").is_some() {
             let problem = "is a unix socket, which is not supported: set GRPC_HOST and GRPC_PORT";
-            return Err(error("GRPC_UDS", problem));
+            return Err(EnvironmentError::new("GRPC_UDS", problem));
         }
         Ok(())
     }
 
-    fn options(&self) -> Result<Options> {
-        let name = |variable, default: &str| {
-            let name = self.text(variable).unwrap_or_else(|| default.to_owned());
-            let parsed = http::HeaderName::from_bytes(name.as_bytes());
-            parsed.map(|_| name).map_err(|_| error(variable, "is not a header name"))
+    fn options(&self) -> Result<EnvoyOptions> {
+        let name = |variable| {
+            let name = self.text_or_default(variable).try_into();
+            name.map_err(|problem| EnvironmentError::new(variable, format!("has an {problem}")))
         };
         let headers = self.switch("LIMIT_RESPONSE_HEADERS_ENABLED")?.then(|| {
             Ok(HeaderNames {
-                limit: name("LIMIT_LIMIT_HEADER", "RateLimit-Limit")?,
-                remaining: name("LIMIT_REMAINING_HEADER", "RateLimit-Remaining")?,
-                reset: name("LIMIT_RESET_HEADER", "RateLimit-Reset")?,
+                limit: name("LIMIT_LIMIT_HEADER")?,
+                remaining: name("LIMIT_REMAINING_HEADER")?,
+                reset: name("LIMIT_RESET_HEADER")?,
             })
         });
-        Ok(Options {
+        Ok(EnvoyOptions {
             merge_domains: self.switch("MERGE_DOMAIN_CONFIG")?,
             quota_mode: self.switch("QUOTA_MODE")?,
-            headers: headers.transpose()?,
+            dynamic_metadata: self.switch("RESPONSE_DYNAMIC_METADATA")?,
+            response_headers: headers.transpose()?,
         })
     }
 
-    /// Returns the log settings. Default: warnings as text.
     fn logging(&self) -> Result<Logging> {
-        let level = self.text("LOG_LEVEL").unwrap_or_else(|| "warn".to_owned());
-        let level = match &*level.to_ascii_lowercase() {
+        let level = match &*self.text_or_default("LOG_LEVEL").to_ascii_lowercase() {
             "panic" | "fatal" | "error" => "error",
             "warn" | "warning" => "warn",
             "info" => "info",
             "debug" => "debug",
             "trace" => "trace",
             _ => {
-                return Err(error(
-                    "LOG_LEVEL",
-                    "is invalid: expected ERROR, WARN, INFO, DEBUG or TRACE",
-                ));
+                let problem = "is invalid: expected ERROR, WARN, INFO, DEBUG or TRACE";
+                return Err(EnvironmentError::new("LOG_LEVEL", problem));
             }
         };
-        let json = self.text("LOG_FORMAT").is_some_and(|it| it.eq_ignore_ascii_case("json"));
-        Ok(Logging { level, json })
+        Ok(Logging { level, json: self.is("LOG_FORMAT", "json") })
     }
 
-    fn bind(&self, host: &'static str, port: &'static str, default: u16) -> Result<Bind> {
-        let address = match self.text(host).as_deref() {
-            None => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            Some("localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            Some(text) => text.parse().map_err(|_| {
-                let text = shorten(text, 40);
-                error(host, format!("is `{text}`: expected an address, such as 0.0.0.0"))
-            })?,
-        };
-        let port = match self.text(port) {
-            None => default,
-            Some(text) => text
-                .parse()
-                .map_err(|_| error(port, "is not a port: expected a number from 0 to 65535"))?,
-        };
-        Ok(Bind::At(SocketAddr::new(address, port)))
+    fn bind(&self, host: &'static str, port: &'static str) -> Result<Bind> {
+        let number: u16 = self.text_or_default(port).parse().map_err(|_| {
+            EnvironmentError::new(port, "is not a port: expected a number from 0 to 65535")
+        })?;
+        let name = self.text_or_default(host);
+        let found = (name.as_str(), number).to_socket_addrs().ok();
+        let address: Option<SocketAddr> = found.and_then(|mut all| all.next());
+        let address = address.ok_or_else(|| {
+            let name = shorten(&name, 40);
+            let problem = format!(
+                "is `{name}`: expected an address or a name that resolves, such as 0.0.0.0"
+            );
+            EnvironmentError::new(host, problem)
+        })?;
+        Ok(Bind::At(address))
     }
 
     fn tls(&self) -> Result<Option<TlsFiles>> {
@@ -252,13 +172,9 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             return Ok(None);
         }
         let file = |name| {
-            let missing = || {
-                error(
-                    name,
-                    "is not set, but GRPC_SERVER_USE_TLS is: expected the path of a PEM file",
-                )
-            };
-            self.text(name).map(PathBuf::from).ok_or_else(missing)
+            let problem = "is not set, but GRPC_SERVER_USE_TLS is: expected the path of a PEM file";
+            let path = self.text(name).map(PathBuf::from);
+            path.ok_or_else(|| EnvironmentError::new(name, problem))
         };
         Ok(Some(TlsFiles {
             certificate: file("GRPC_SERVER_TLS_CERT")?,
@@ -266,133 +182,6 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             client_ca: self.text("GRPC_CLIENT_TLS_CACERT").map(PathBuf::from),
         }))
     }
-
-    /// Returns the store, or `None` without `REDIS_URL`.
-    fn store(&self) -> Result<Option<StoreSettings>> {
-        let Some(address) = self.text("REDIS_URL") else { return Ok(None) };
-        let url = self.url(&address)?;
-        let mut store: StoreSettings = url.parse().map_err(|problem| {
-            // The problem never has a password in it.
-            error(
-                "REDIS_URL",
-                format!("and the variables beside it are not a valid address: {problem}"),
-            )
-        })?;
-        if let (StoreSettings::Redis { prefix, .. }, Some(own)) =
-            (&mut store, self.text("CACHE_KEY_PREFIX"))
-        {
-            *prefix = own;
-        }
-        Ok(Some(store))
-    }
-
-    /// Combines address, type and credentials into a URL.
-    fn url(&self, address: &str) -> Result<String> {
-        let tls = self.switch("REDIS_TLS")?;
-        let redis = if tls { "rediss" } else { "redis" };
-        let login = self.text("REDIS_AUTH").map(|auth| login(&auth)).unwrap_or_default();
-        let kind = self.text("REDIS_TYPE").unwrap_or_default().to_ascii_uppercase();
-        let socket = self.text("REDIS_SOCKET_TYPE").unwrap_or_default();
-        let is_sentinel = kind == "SENTINEL" || address.contains("+sentinel://");
-        let options = self.url_options(is_sentinel);
-        Ok(match &*kind {
-            "" | "SINGLE" if address.contains("://") => self.complete(address, &login, &options)?,
-            "CLUSTER" | "SENTINEL" if address.contains("://") => {
-                let problem = "has a scheme, which excludes REDIS_TYPE";
-                return Err(error("REDIS_URL", problem));
-            }
-            "" | "SINGLE" if socket == "unix" || address.starts_with('/') => {
-                if tls {
-                    return Err(error("REDIS_TLS", NO_TLS));
-                }
-                format!("redis+unix://{login}{address}")
-            }
-            "" | "SINGLE" => format!("{redis}://{login}{address}{options}"),
-            "CLUSTER" => format!("{redis}+cluster://{login}{address}{options}"),
-            "SENTINEL" => {
-                let (master, sentinels) = address.split_once(',').ok_or_else(|| {
-                    error("REDIS_URL", "lacks sentinels: expected `master,host:26379,host:26379`")
-                })?;
-                format!("{redis}+sentinel://{login}{sentinels}/{master}{options}")
-            }
-            _ => {
-                return Err(error(
-                    "REDIS_TYPE",
-                    "is invalid: expected SINGLE, SENTINEL or CLUSTER",
-                ));
-            }
-        })
-    }
-
-    /// Adds credentials and options to an address with a scheme.
-    fn complete(&self, address: &str, login: &str, options: &str) -> Result<String> {
-        let (scheme, rest) = address.split_once("://").unwrap_or(("redis", address));
-        let (base, shape) = scheme.split_at(scheme.find('+').unwrap_or(scheme.len()));
-        let wants_tls = self.switch("REDIS_TLS")?;
-        if wants_tls && shape == "+unix" {
-            return Err(error("REDIS_TLS", NO_TLS));
-        }
-        let is_plain = matches!(base, "redis" | "valkey");
-        let secure = if wants_tls && is_plain { "s" } else { "" };
-        let authority = &rest[..rest.find(['/', '?']).unwrap_or(rest.len())];
-        let own = authority.rfind('@').map(|at| &rest[..=at]);
-        let login = match own {
-            Some(own) if !login.is_empty() && own != login => {
-                let problem = "differs from the credentials in REDIS_URL: unset one of them";
-                return Err(error("REDIS_AUTH", problem));
-            }
-            Some(_) => "",
-            None => login,
-        };
-        // There are options already, which others can follow.
-        let options = match rest.contains('?') {
-            true => options.replacen('?', "&", 1),
-            false => options.to_owned(),
-        };
-        Ok(format!("{base}{secure}{shape}://{login}{rest}{options}"))
-    }
-
-    fn url_options(&self, sentinel: bool) -> String {
-        let mut options = Vec::new();
-        for (variable, option) in [
-            ("REDIS_TLS_CACERT", "ca"),
-            ("REDIS_TLS_CLIENT_CERT", "cert"),
-            ("REDIS_TLS_CLIENT_KEY", "key"),
-        ] {
-            options.extend(self.text(variable).map(|file| format!("{option}={}", escape(&file))));
-        }
-        if let Some(auth) = self.text("REDIS_SENTINEL_AUTH").filter(|_| sentinel) {
-            let (user, password) = auth.split_once(':').unwrap_or(("", &auth));
-            if !user.is_empty() {
-                options.push(format!("sentinel_user={}", escape(user)));
-            }
-            options.push(format!("sentinel_password={}", escape(password)));
-        }
-        if options.is_empty() { String::new() } else { format!("?{}", options.join("&")) }
-    }
-}
-
-fn error(variable: &'static str, problem: impl Into<String>) -> EnvironmentError {
-    EnvironmentError { variable, problem: problem.into() }
-}
-
-/// Formats `password` or `user:password` for a URL.
-fn login(auth: &str) -> String {
-    let (user, password) = auth.split_once(':').unwrap_or(("", auth));
-    format!("{}:{}@", escape(user), escape(password))
-}
-
-/// Percent-encodes a text.
-fn escape(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            _ if plain(byte) => escaped.push(char::from(byte)),
-            _ => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]
@@ -405,7 +194,7 @@ mod tests {
 
     fn read(variables: &[(&str, &str)]) -> Result<Option<Deployment>> {
         let variables: HashMap<_, _> = variables.iter().copied().collect();
-        Deployment::read(|name| variables.get(name).map(|value| (*value).to_owned()))
+        Deployment::read(|name| variables.get(name).map(|value| (*value).to_owned()), false)
     }
 
     /// Creates a deployment with these variables and a directory of rules.
@@ -436,7 +225,7 @@ mod tests {
     fn defaults_are_those_of_envoyproxy_ratelimit() {
         let deployment = deployed(&[]).unwrap();
         assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/config"));
-        assert_eq!(deployment.options, Options::default());
+        assert_eq!(deployment.options, EnvoyOptions::default());
         assert!(deployment.warnings.is_empty());
         assert_eq!(deployment.log, Logging { level: "warn", json: false });
         let mut settings = Settings::new(PolicySet::new([]).unwrap());
@@ -445,6 +234,19 @@ mod tests {
         assert_eq!(settings.listen[ListenerId::Grpc], Bind::At(([0, 0, 0, 0], 8081).into()));
         assert_eq!(settings.store, StoreSettings::default());
         assert!(!settings.shadow && settings.security.grpc_tls.is_none());
+        assert_eq!(settings.listen[ListenerId::Resp], Bind::Off);
+        assert_eq!(settings.ratelimit, Some("/data/ratelimit/config".into()));
+    }
+
+    #[test]
+    fn the_name_of_the_program_or_any_sign_selects_the_deployment() {
+        let default = PathBuf::from("/srv/runtime_data/current/config");
+        let named = Deployment::read(|_| None, true).unwrap().unwrap();
+        assert_eq!(named.files, default);
+        let signs = [("CONFIG_TYPE", "FILE"), ("RUNTIME_WATCH_ROOT", "true")];
+        for sign in signs {
+            assert_eq!(read(&[sign]).unwrap().unwrap().files, default, "{sign:?}");
+        }
     }
 
     #[test]
@@ -472,13 +274,18 @@ mod tests {
             ("REDIS_SOCKET_TYPE", "tcp"),
             ("CACHE_KEY_PREFIX", "rl:"),
             ("USE_STATSD", "false"),
+            ("REDIS_TIMEOUT", "2s"),
+            ("RESPONSE_DYNAMIC_METADATA", "true"),
         ])
         .unwrap();
         assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/rules"));
         assert_eq!(deployment.log, Logging { level: "debug", json: true });
         assert!(deployment.options.merge_domains && deployment.options.quota_mode);
-        let headers = deployment.options.headers.as_ref().unwrap();
-        assert_eq!((&*headers.limit, &*headers.reset), ("RateLimit-Limit", "X-Reset"));
+        let headers = deployment.options.response_headers.as_ref().unwrap();
+        assert_eq!(
+            (headers.limit.as_str(), headers.reset.as_str()),
+            ("RateLimit-Limit", "X-Reset")
+        );
         let about = "USE_STATSD has no effect: metrics are at /metrics of the HTTP listener, \
                      for Prometheus";
         assert_eq!(deployment.warnings, [about]);
@@ -490,8 +297,10 @@ mod tests {
         assert!(settings.security.tls.is_none());
         let tls = settings.security.grpc_tls.unwrap();
         assert_eq!((tls.key, tls.client_ca), ("/tls/key".into(), Some("/tls/ca".into())));
-        let StoreSettings::Redis { url, prefix, .. } = settings.store else { panic!() };
+        let StoreSettings::Redis { url, prefix, deadline } = settings.store else { panic!() };
         assert_eq!((&*url, &*prefix), ("redis://redis:6379", "rl:"));
+        assert_eq!(deadline, std::time::Duration::from_secs(2));
+        assert!(settings.envoy.dynamic_metadata);
     }
 
     #[test]
@@ -563,6 +372,10 @@ mod tests {
                 "CONFIG_TYPE is xDS, which is not supported: use files",
             ),
             (
+                &[("REDIS_URL", "a:1"), ("REDIS_TIMEOUT", "fast")],
+                "REDIS_TIMEOUT is invalid: expected a duration, such as 100ms or 10s",
+            ),
+            (
                 &[("GRPC_UDS", "/x")],
                 "GRPC_UDS is a unix socket, which is not supported: set GRPC_HOST and GRPC_PORT",
             ),
@@ -572,10 +385,14 @@ mod tests {
                 "LOG_LEVEL is invalid: expected ERROR, WARN, INFO, DEBUG or TRACE",
             ),
             (&[("PORT", "80800")], "PORT is not a port: expected a number from 0 to 65535"),
-            (&[("HOST", "here")], "HOST is `here`: expected an address, such as 0.0.0.0"),
+            (
+                &[("HOST", "no host")],
+                "HOST is `no host`: expected an address or a name that resolves, such as 0.0.0.0",
+            ),
             (
                 &[("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("LIMIT_LIMIT_HEADER", "a b")],
-                "LIMIT_LIMIT_HEADER is not a header name",
+                "LIMIT_LIMIT_HEADER has an invalid header name: expected letters, digits and dashes, such as \
+                 X-RateLimit-Limit",
             ),
             (
                 &[("GRPC_SERVER_USE_TLS", "true")],

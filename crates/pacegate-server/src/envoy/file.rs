@@ -200,5 +200,5 @@ impl fmt::Display for FileError {
 /// Parses arbitrary text as a file, for fuzzing.
 pub(crate) fn read_bytes(text: &str) {
     let source = RuleFile { file: "fuzz.yaml".into(), text: text.to_owned() };
-    drop(super::Rules::parse(&[source], super::Options::default()));
+    drop(super::Rules::parse(&[source], &super::EnvoyOptions::default()));
 }

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     future::Future,
+    io::Read,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
@@ -84,14 +85,16 @@ enum GrpcCode {
 type CallResult = Result<(Bytes, bool), Failure>;
 
 /// A message with trailers, or an empty body.
-#[derive(Debug)]
 struct Reply {
     message: Option<Bytes>,
+    /// A later message, and the event before it.
+    later: Option<(Pin<Box<dyn Future<Output = ()> + Send>>, Bytes)>,
     trailers: Option<HeaderMap>,
 }
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
+const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// Service names for health checks.
 const SERVICES: [&str; 3] = ["", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService"];
 
@@ -139,14 +142,16 @@ impl Protocol for Grpc {
         let watch = Watch::new(peer, self.in_flight.share(), true);
         let io = TokioIo::new(watch.watched(io));
         let (active, metrics, calls) = (self.active.clone(), self.metrics.clone(), watch.clone());
+        let draining = drain.clone();
         let service = service_fn(move |request| {
             let (active, metrics, watch) = (active.clone(), metrics.clone(), calls.clone());
+            let drain = draining.clone();
             // On the heap, and freed before the response is read: HTTP/2 keeps the stream until then.
             Box::pin(async move {
                 let _open = watch.begin(Version::HTTP_2);
                 let begun = Instant::now();
                 let span = trace::request("grpc", request.headers());
-                let respond = respond(&active, &watch, request);
+                let respond = respond(&active, &watch, &drain, request);
                 let response = match span.is_none() {
                     true => respond.await,
                     false => Box::pin(respond.instrument(span)).await,
@@ -200,6 +205,7 @@ fn metadata_bytes(bounds: &Bounds) -> u32 {
 async fn respond(
     active: &ActiveConfig,
     watch: &Watch,
+    drain: &Drain,
     request: Request<Incoming>,
 ) -> Response<Reply> {
     if !watch.is_authenticated() {
@@ -220,6 +226,10 @@ async fn respond(
     let answered = match request.uri().path() {
         SHOULD_RATE_LIMIT => should_rate_limit(active, watch, request).await,
         HEALTH_CHECK => health_check(active, watch, request).await,
+        HEALTH_WATCH => match asked_service(active, watch, request).await {
+            Ok(service) => return health_watch(&service, drain),
+            Err(failure) => Err(failure),
+        },
         _ => Err(Failure::new(GrpcCode::Unimplemented, "unknown method")),
     };
     let mut response = match answered {
@@ -336,22 +346,51 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }
 
-async fn health_check(
+/// Returns the service of a health check.
+async fn asked_service(
     active: &ActiveConfig,
     watch: &Watch,
     request: Request<Incoming>,
-) -> CallResult {
+) -> Result<String, Failure> {
     let bounds = active.revision().settings.bounds;
     let max = MAX_HEALTH_BYTES.min(bounds.request_bytes);
     let message = receive(request.into_body(), &bounds, max, watch.share()).await?;
     let question = HealthCheckRequest::decode(message)
         .map_err(|_| Failure::new(GrpcCode::InvalidArgument, "invalid HealthCheckRequest"))?;
-    if !SERVICES.contains(&&*question.service) {
+    Ok(question.service)
+}
+
+async fn health_check(
+    active: &ActiveConfig,
+    watch: &Watch,
+    request: Request<Incoming>,
+) -> CallResult {
+    let service = asked_service(active, watch, request).await?;
+    if !SERVICES.contains(&&*service) {
         return Err(Failure::new(GrpcCode::NotFound, "unknown service"));
     }
     let health =
         if active.is_draining() { ServingStatus::NotServing } else { ServingStatus::Serving };
-    Ok((framed(&HealthCheckResponse { status: health.into() }), false))
+    Ok((health_message(health), false))
+}
+
+/// Sends the health now, and again when the server shuts down.
+fn health_watch(service: &str, drain: &Drain) -> Response<Reply> {
+    let health = match SERVICES.contains(&service) {
+        true => ServingStatus::Serving,
+        false => ServingStatus::ServiceUnknown,
+    };
+    let mut drain = drain.clone();
+    let begun = Box::pin(async move { drain.begun().await });
+    let mut reply = Reply::message(health_message(health));
+    reply.later = Some((begun, health_message(ServingStatus::NotServing)));
+    let mut response = Response::new(reply);
+    response.headers_mut().insert(header::CONTENT_TYPE, GRPC);
+    response
+}
+
+fn health_message(status: ServingStatus) -> Bytes {
+    framed(&HealthCheckResponse { status: status.into() })
 }
 
 /// Reads the message of a call, of at most `max` bytes. A message that has already arrived needs no timer.
@@ -367,7 +406,7 @@ async fn receive(
         Poll::Ready(gathered) => gathered,
         Poll::Pending => within(bounds.read_timeout, reading).await?,
     };
-    unframed(gathered?)
+    unframed(gathered?, max)
 }
 
 async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, Failure> {
@@ -409,18 +448,32 @@ async fn gather(
     })
 }
 
-fn unframed(mut data: Bytes) -> Result<Bytes, Failure> {
+/// Removes the prefix of a message, and decompresses it to at most `max` bytes.
+fn unframed(mut data: Bytes, max: usize) -> Result<Bytes, Failure> {
     if data.len() < PREFIX {
         return Err(Failure::new(GrpcCode::Internal, "the request has no message"));
     }
-    if data.get_u8() != 0 {
-        return Err(Failure::new(GrpcCode::Unimplemented, "send messages uncompressed"));
-    }
+    let is_compressed = data.get_u8() != 0;
     let length = data.get_u32();
     if usize::try_from(length) != Ok(data.len()) {
         return Err(Failure::new(GrpcCode::Internal, "expected exactly one message"));
     }
-    Ok(data)
+    if is_compressed { decompress(&data, max) } else { Ok(data) }
+}
+
+/// Decompresses a message. Gzip is the only compression that gRPC clients commonly use.
+fn decompress(data: &[u8], max: usize) -> Result<Bytes, Failure> {
+    let mut message = Vec::new();
+    let bound = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
+    let read = flate2::read::GzDecoder::new(data).take(bound).read_to_end(&mut message);
+    match read {
+        Ok(length) if length <= max => Ok(message.into()),
+        Ok(_) => Err(Failure::new(GrpcCode::ResourceExhausted, "the request is too large")),
+        Err(_) => {
+            let message = "unknown compression: send messages with gzip or uncompressed";
+            Err(Failure::new(GrpcCode::Unimplemented, message))
+        }
+    }
 }
 
 fn framed(message: &impl Message) -> Bytes {
@@ -482,12 +535,12 @@ impl From<EnvoyError> for Failure {
 }
 
 impl Reply {
-    const EMPTY: Self = Self { message: None, trailers: None };
+    const EMPTY: Self = Self { message: None, later: None, trailers: None };
 
     fn message(message: Bytes) -> Self {
         let mut trailers = HeaderMap::with_capacity(1);
         trailers.insert(STATUS, HeaderValue::from_static("0"));
-        Self { message: Some(message), trailers: Some(trailers) }
+        Self { message: Some(message), later: None, trailers: Some(trailers) }
     }
 
     fn is_failure(&self) -> bool {
@@ -501,8 +554,14 @@ impl Body for Reply {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.message.is_none()
+            && let Some((event, _)) = &mut self.later
+        {
+            std::task::ready!(event.as_mut().poll(context));
+            self.message = self.later.take().map(|(_, message)| message);
+        }
         let message = self.message.take().map(Frame::data);
         let frame = message.or_else(|| self.trailers.take().map(Frame::trailers));
         Poll::Ready(frame.map(Ok))
@@ -515,13 +574,15 @@ impl Body for Reply {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]
     fn messages_are_prefixed_with_their_length() {
         let message = HealthCheckResponse { status: ServingStatus::Serving.into() };
         assert_eq!(&*framed(&message), [0, 0, 0, 0, 2, 8, 1]);
-        assert_eq!(unframed(framed(&message)).unwrap(), &[8, 1][..]);
+        assert_eq!(unframed(framed(&message), 9).unwrap(), &[8, 1][..]);
     }
 
     #[test]
@@ -529,13 +590,29 @@ mod tests {
         for (data, code) in [
             (&[][..], GrpcCode::Internal),
             (&[0, 0, 0, 0], GrpcCode::Internal),
-            (&[1, 0, 0, 0, 0], GrpcCode::Unimplemented),
+            (&[1, 0, 0, 0, 1, 7], GrpcCode::Unimplemented),
             (&[0, 0, 0, 0, 1], GrpcCode::Internal),
             (&[0, 0, 0, 0, 0, 7], GrpcCode::Internal),
             (&[0, 255, 255, 255, 255, 7], GrpcCode::Internal),
         ] {
-            assert_eq!(unframed(Bytes::from_static(data)).unwrap_err().code, code, "{data:?}");
+            assert_eq!(unframed(Bytes::from_static(data), 9).unwrap_err().code, code, "{data:?}");
         }
+    }
+
+    #[test]
+    fn gzip_is_decompressed_up_to_the_maximum() {
+        let compressed = |length: usize| {
+            let mut encoder =
+                flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+            encoder.write_all(&vec![b'x'; length]).unwrap();
+            let data = encoder.finish().unwrap();
+            let length = u32::try_from(data.len()).unwrap().to_be_bytes();
+            Bytes::from([&[1][..], &length, &data].concat())
+        };
+        assert_eq!(unframed(compressed(100), 100).unwrap(), vec![b'x'; 100]);
+        // A small message that would fill memory.
+        let failure = unframed(compressed(1 << 20), 100).unwrap_err();
+        assert_eq!(failure.code, GrpcCode::ResourceExhausted);
     }
 
     #[test]

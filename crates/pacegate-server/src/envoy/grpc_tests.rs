@@ -25,11 +25,12 @@ use super::{
     CODES,
     file::RuleFile,
     grpc::Grpc,
+    options::EnvoyOptions,
     proto::{
         Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
         Unit,
     },
-    rules::{Options, Rules},
+    rules::Rules,
 };
 use crate::{
     active_config::{ActiveConfig, State},
@@ -154,11 +155,16 @@ async fn invalid_calls_have_a_status() {
     let (_server, mut client) = connect(settings).await;
     for (path, body, status, text) in [
         ("/any.Service/Method", question("d"), 12, "unknown method"),
-        ("/grpc.health.v1.Health/Watch", framed(b""), 12, "unknown method"),
+        ("/grpc.health.v1.Health/List", framed(b""), 12, "unknown method"),
         (ASK, framed(&[0xff]), 3, "invalid RateLimitRequest"),
         (ASK, framed(b""), 3, "the domain is empty"),
         (ASK, framed(b"\x0a\x01d"), 3, "expected at least one descriptor"),
-        (ASK, Bytes::from_static(b"\x01\0\0\0\0"), 12, "send messages uncompressed"),
+        (
+            ASK,
+            Bytes::from_static(b"\x01\0\0\0\x01x"),
+            12,
+            "unknown compression: send messages with gzip or uncompressed",
+        ),
         (ASK, Bytes::from_static(b"\0\0\0\0\x01"), 13, "expected exactly one message"),
         (ASK, Bytes::new(), 13, "the request has no message"),
         (HEALTH, framed(&[0; 101]), 8, "the request is too large"),
@@ -174,9 +180,24 @@ async fn invalid_calls_have_a_status() {
     assert_eq!(ask(&mut client).await, Code::Ok);
 }
 
+#[tokio::test]
+async fn a_watch_reports_the_health_until_the_shutdown() {
+    let (server, mut client) = connect(settings()).await;
+    let watch = "/grpc.health.v1.Health/Watch";
+    let mut known = send(&mut client, watch, framed(b""), None).await.into_body();
+    let mut unknown = send(&mut client, watch, framed(b"\x0a\x01x"), None).await.into_body();
+    let next = async |body: &mut Incoming| body.frame().await.unwrap().unwrap().into_data().ok();
+    assert_eq!(next(&mut known).await, Some(framed(&[8, 1])), "serving");
+    assert_eq!(next(&mut unknown).await, Some(framed(&[8, 3])), "unknown service");
+    server.drain.turn();
+    assert_eq!(next(&mut known).await, Some(framed(&[8, 2])), "not serving");
+    let end = known.frame().await.unwrap().unwrap().into_trailers().unwrap();
+    assert_eq!(end["grpc-status"], "0");
+}
+
 fn of_rules(text: &str) -> Settings {
     let source = RuleFile { file: "rules.yaml".into(), text: text.to_owned() };
-    let rules = Rules::parse(&[source], Options::default()).unwrap();
+    let rules = Rules::parse(&[source], &EnvoyOptions::default()).unwrap();
     let mut settings = Settings::new(rules.beside(&PolicySet::new([]).unwrap()).unwrap());
     settings.rules = Arc::new(rules);
     settings

@@ -20,10 +20,12 @@ use crate::active_config::Revision;
 #[schemars(rename = "RateLimitRequest")]
 pub(crate) struct JsonRequest {
     /// Domain whose rules or policies apply.
-    #[schemars(length(min = 1))]
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(required, length(min = 1))]
     domain: String,
     /// Descriptors, all or none of which are charged.
-    #[schemars(length(min = 1))]
+    #[serde(default, deserialize_with = "or_default")]
+    #[schemars(required, length(min = 1))]
     descriptors: Vec<JsonDescriptor>,
     /// Hits of each descriptor without its own. Default: 1.
     #[serde(default, alias = "hits_addend", deserialize_with = "u32_or_text")]
@@ -35,14 +37,14 @@ pub(crate) struct JsonRequest {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 #[schemars(rename = "RateLimitDescriptor")]
 struct JsonDescriptor {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     entries: Vec<JsonEntry>,
     /// Replaces the configured limit. Needs an API key with `inline: true` if API keys are configured.
     limit: Option<JsonOverride>,
     #[serde(alias = "hits_addend", default, deserialize_with = "some_u64_or_text")]
     hits_addend: Option<u64>,
     /// Refunds the hits. Needs the scope `admin` if API keys are configured.
-    #[serde(default, alias = "is_negative_hits")]
+    #[serde(default, alias = "is_negative_hits", deserialize_with = "or_default")]
     is_negative_hits: bool,
 }
 
@@ -51,9 +53,9 @@ struct JsonDescriptor {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Entry")]
 struct JsonEntry {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     key: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     value: String,
 }
 
@@ -194,13 +196,17 @@ impl JsonResponse {
     }
 }
 
+/// Reads `null` as the default, as the JSON form of Protobuf does.
+fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 fn u64_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    match NumberOrText::<String>::deserialize(deserializer)? {
-        NumberOrText::Number(number) => Ok(number),
-        NumberOrText::Other(text) => {
-            text.parse().map_err(|_| D::Error::custom("expected a whole number"))
-        }
-    }
+    Ok(some_u64_or_text(deserializer)?.unwrap_or_default())
 }
 
 fn u32_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
@@ -209,15 +215,22 @@ fn u32_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Err
 }
 
 fn some_u64_or_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    u64_or_text(deserializer).map(Some)
+    match Option::<NumberOrText<String>>::deserialize(deserializer)? {
+        None => Ok(None),
+        Some(NumberOrText::Number(number)) => Ok(Some(number)),
+        Some(NumberOrText::Other(text)) => {
+            text.parse().map(Some).map_err(|_| D::Error::custom("expected a whole number"))
+        }
+    }
 }
 
 /// Parses the name or the number of a unit.
 fn unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<JsonUnit, D::Error> {
     const EXPECTED: &str = "unknown unit: expected SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR";
-    match NumberOrText::<JsonUnit>::deserialize(deserializer) {
-        Ok(NumberOrText::Other(unit)) => Ok(unit),
-        Ok(NumberOrText::Number(number)) => {
+    match Option::<NumberOrText<JsonUnit>>::deserialize(deserializer) {
+        Ok(None) => Ok(JsonUnit::Unknown),
+        Ok(Some(NumberOrText::Other(unit))) => Ok(unit),
+        Ok(Some(NumberOrText::Number(number))) => {
             let unit = i32::try_from(number).ok().and_then(|number| Unit::try_from(number).ok());
             unit.map(JsonUnit::from).ok_or_else(|| D::Error::custom(EXPECTED))
         }
@@ -300,6 +313,22 @@ mod tests {
         assert_eq!(&*descriptor.entries[1].key, b"l");
         assert_eq!(descriptor.limit, Some(RateLimitOverride { requests_per_unit: 5, unit: 7 }));
         assert_eq!((descriptor.hits_addend, descriptor.is_negative_hits), (Some(7), true));
+    }
+
+    #[test]
+    fn null_is_the_default() {
+        let body = r#"{"domain": null, "hitsAddend": null, "descriptors": [{"entries": null, "limit": null,
+            "hitsAddend": null, "isNegativeHits": null}, {"entries": [{"key": "k", "value": null}],
+            "limit": {"requestsPerUnit": null, "unit": null}}]}"#;
+        let request = serde_json::from_str::<JsonRequest>(body).unwrap().into_message();
+        let entry = Entry { key: "k".into(), value: "".into() };
+        let limit = RateLimitOverride { requests_per_unit: 0, unit: 0 };
+        let second =
+            RateLimitDescriptor { entries: vec![entry], limit: Some(limit), ..Default::default() };
+        assert_eq!(request.descriptors, [RateLimitDescriptor::default(), second]);
+        assert_eq!((&*request.domain, request.hits_addend), (&b""[..], 0));
+        let nothing = serde_json::from_str::<JsonRequest>(r#"{"descriptors": null}"#).unwrap();
+        assert!(nothing.into_message().descriptors.is_empty());
     }
 
     #[test]

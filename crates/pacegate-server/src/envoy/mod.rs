@@ -13,6 +13,7 @@ mod json;
 mod limits;
 mod metadata;
 mod name;
+mod options;
 mod pattern;
 mod preface;
 pub(crate) mod proto;
@@ -21,12 +22,16 @@ mod response;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
+mod store_url;
+mod variables;
 
 pub(crate) use decide::{EnvoyError, decide_bytes};
+pub(crate) use environment::Deployment;
 pub use environment::Logging;
-pub(crate) use environment::{Deployment, EnvironmentError};
 pub(crate) use file::{FileError, RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use json::{JsonRequest, JsonResponse};
+pub(crate) use options::EnvoyOptions;
+pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
-pub(crate) use rules::{Options, Rules};
+pub(crate) use variables::EnvironmentError;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pacegate::{Charge, Counter, Limit, PolicyName, Request};
+use pacegate::{Algorithm, Charge, Counter, Limit, PolicyName, Request};
 use smallvec::SmallVec;
 
 use super::{
@@ -25,6 +25,8 @@ pub(super) struct ResolvedDescriptor<'a> {
     pub(super) cost: u64,
     /// True if the cost is refunded.
     pub(super) refund: bool,
+    /// True in quota mode: quotas deny only if all of them are exceeded.
+    pub(super) is_quota: bool,
 }
 
 /// The limits of a descriptor.
@@ -36,8 +38,8 @@ pub(super) enum DescriptorLimits<'a> {
     Unlimited,
     /// The limits of a rule.
     Rule(&'a Rule, DescriptorKey<'a>),
-    /// The limit in the request.
-    Override(Bound, DescriptorKey<'a>),
+    /// The limit in the request, with its counter.
+    Override(Bound, (PolicyName, Counter), DescriptorKey<'a>),
     /// Policies, in a domain without rules.
     Native(Box<BoundedPlan<'a>>),
 }
@@ -57,6 +59,9 @@ pub(super) struct DescriptorCharges {
     pub(super) range: Range<usize>,
     /// True if the cost exceeds the capacity of a limit, so that its charges are peeks.
     pub(super) is_too_large: bool,
+    /// True if denied hits are counted: the charged limit has one unit more than the real one. A counter that has
+    /// reached it has exceeded the real limit.
+    pub(super) counts_denied: bool,
 }
 
 impl RateLimitRequest {
@@ -95,17 +100,25 @@ pub(super) fn exceeds_bounds(request: &RateLimitRequest, bounds: &Bounds) -> boo
 pub(super) fn resolve<'a>(
     revision: &'a Revision,
     request: &'a RateLimitRequest,
+    is_independent: bool,
 ) -> Result<SmallVec<[ResolvedDescriptor<'a>; 4]>, EnvoyError> {
     let level = revision.settings.rules.domain(&request.domain);
     let most = revision.settings.bounds.key_bytes;
+    let all_quotas = level.is_some() && revision.settings.envoy.quota_mode;
     let mut resolved = SmallVec::new();
     for descriptor in &request.descriptors {
         let limits = match level {
-            Some(level) => by_rules(level, &request.domain, descriptor, most)?,
+            Some(level) => by_rules(level, &request.domain, descriptor, most, is_independent)?,
             None => by_policies(revision, &request.domain, descriptor)?,
         };
         let hits = descriptor.hits_addend.unwrap_or(u64::from(request.hits_addend.max(1)));
+        let is_quota = match &limits {
+            DescriptorLimits::Rule(rule, _) => !rule.is_unlimited() && (all_quotas || rule.quota),
+            DescriptorLimits::Unlimited => false,
+            _ => all_quotas,
+        };
         resolved.push(ResolvedDescriptor {
+            is_quota,
             limits,
             cost: hits,
             refund: descriptor.is_negative_hits,
@@ -120,6 +133,7 @@ fn by_rules<'a>(
     domain: &[u8],
     descriptor: &'a RateLimitDescriptor,
     most: usize,
+    is_independent: bool,
 ) -> Result<DescriptorLimits<'a>, EnvoyError> {
     let entries = &*descriptor.entries;
     if let Some(given) = &descriptor.limit {
@@ -127,8 +141,17 @@ fn by_rules<'a>(
         let period = unit.period().ok_or(EnvoyError::Unit)?;
         let limit =
             Limit::new(u64::from(given.requests_per_unit), period).map_err(|_| EnvoyError::Unit)?;
-        let subject = DescriptorKey::whole(domain, entries).bounded(most);
-        return Ok(DescriptorLimits::Override(Bound::new(limit), subject));
+        // In envoyproxy/ratelimit, all limits of the same entries and unit share a counter. Otherwise each has its own,
+        // because clients choose them.
+        let rule = level.rule(entries).filter(|rule| !rule.is_unlimited() && !rule.is_shared);
+        let (counter, key) = match rule {
+            Some(rule) if is_independent => ((rule.policy, Counter::Policy), rule.key(entries)),
+            _ => {
+                let counter = if is_independent { Counter::Policy } else { Counter::Limit };
+                ((PolicyName::INLINE, counter), DescriptorKey::whole(domain, entries))
+            }
+        };
+        return Ok(DescriptorLimits::Override(Bound::new(limit), counter, key.bounded(most)));
     }
     Ok(match level.rule(entries) {
         None => DescriptorLimits::None,
@@ -194,11 +217,6 @@ impl<'a> ResolvedDescriptor<'a> {
         }
     }
 
-    /// Returns whether the rule is in quota mode: quotas deny only if all of them are exceeded.
-    pub(super) fn is_quota(&self) -> bool {
-        self.rule().is_some_and(|rule| rule.quota && !rule.shadow && !rule.is_unlimited())
-    }
-
     /// Returns whether the descriptor never denies.
     pub(super) fn is_shadow(&self) -> bool {
         self.refund || self.rule().is_some_and(|rule| rule.shadow)
@@ -221,10 +239,8 @@ impl<'a> ResolvedDescriptor<'a> {
             DescriptorLimits::Rule(rule, subject) => {
                 add((rule.policy, Counter::Policy), &rule.bounds, subject);
             }
-            // The client chooses the limit, so each limit has its own counter.
-            DescriptorLimits::Override(bound, subject) => {
-                let counter = (PolicyName::INLINE, Counter::Limit);
-                add(counter, std::slice::from_ref(bound), subject);
+            DescriptorLimits::Override(bound, counter, subject) => {
+                add(*counter, std::slice::from_ref(bound), subject);
             }
             DescriptorLimits::Native(plan) => match self.plan_charges(plan) {
                 Some(planned) => charges.extend(planned),
@@ -238,7 +254,7 @@ impl<'a> ResolvedDescriptor<'a> {
         if is_too_large {
             charges[start..].iter_mut().for_each(|charge| charge.cost = 0);
         }
-        DescriptorCharges { range: start..charges.len(), is_too_large }
+        DescriptorCharges { range: start..charges.len(), is_too_large, counts_denied: false }
     }
 
     /// Returns the charges of policies, or `None` if the cost exceeds a capacity. Refunds are capped at the capacity.
@@ -260,9 +276,34 @@ impl<'a> ResolvedDescriptor<'a> {
 }
 
 impl<'a> RequestCharges<'a> {
-    pub(super) fn new(resolved: &'a [ResolvedDescriptor<'a>]) -> Self {
+    pub(super) fn new(resolved: &'a [ResolvedDescriptor<'a>], is_independent: bool) -> Self {
         let mut charges = SmallVec::new();
-        let parts = resolved.iter().map(|resolved| resolved.add_charges(&mut charges)).collect();
+        let parts = resolved.iter().map(|resolved| {
+            let mut part = resolved.add_charges(&mut charges);
+            if let ([charge], true) = (&mut charges[part.range.clone()], is_independent) {
+                part.count_denied(charge);
+            }
+            part
+        });
+        let parts = parts.collect();
         Self { charges, parts }
+    }
+}
+
+impl DescriptorCharges {
+    /// Adds a unit to the limit of the only charge, which denied hits then use up. Only a fixed window forgets them at
+    /// its end, as in envoyproxy/ratelimit.
+    fn count_denied(&mut self, charge: &mut Charge<'_>) {
+        let limit = &charge.limit;
+        if limit.algorithm() != Algorithm::FixedWindow || charge.lease > 0 {
+            return;
+        }
+        let Ok(limit) = Limit::new(limit.amount() + 1, limit.period()) else { return };
+        self.counts_denied = true;
+        self.is_too_large |= charge.cost > limit.capacity();
+        if self.is_too_large {
+            charge.cost = 0;
+        }
+        charge.limit = limit;
     }
 }

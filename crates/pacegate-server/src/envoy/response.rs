@@ -8,31 +8,37 @@ use pacegate::{Algorithm, Decision};
 use super::{
     decide::DescriptorResult,
     limits::Bound,
+    metadata,
+    options::{EnvoyOptions, HeaderNames, ResponseHeader},
     proto::{
-        Code, DescriptorStatus, Duration, HeaderValue, ListValue, RateLimit, RateLimitResponse,
-        Struct, Value, ValueKind,
+        Code, DescriptorStatus, Duration, HeaderValue, ListValue, RateLimit, RateLimitRequest,
+        RateLimitResponse, Struct, Value, ValueKind,
     },
     resolve::{DescriptorLimits, ResolvedDescriptor},
-    rules::{HeaderNames, Options},
 };
 use crate::engine::Engine;
 
-/// Creates the response from the results of all descriptors.
+/// Creates the response from the results of all descriptors: whether they are independent, and whether they deny.
 pub(super) fn response(
     engine: &Engine,
-    options: &Options,
+    options: &EnvoyOptions,
+    request: &RateLimitRequest,
     resolved: &[ResolvedDescriptor<'_>],
     results: &[DescriptorResult],
-    is_over: bool,
+    (is_independent, is_over): (bool, bool),
 ) -> RateLimitResponse {
     let both = || resolved.iter().zip(results);
     let statuses: Vec<_> =
         both().map(|(resolved, result)| status(engine, resolved, result)).collect();
-    let names = options.headers.as_ref();
+    let names = options.response_headers.as_ref();
     RateLimitResponse {
         overall_code: code(is_over),
-        response_headers_to_add: names.map_or_else(Vec::new, |names| headers(names, &statuses)),
-        dynamic_metadata: metadata(both()),
+        response_headers_to_add: names
+            .map_or_else(Vec::new, |names| headers(names, is_independent, resolved, &statuses)),
+        dynamic_metadata: match options.dynamic_metadata {
+            true => Some(metadata::of_request(request, resolved, results)),
+            false => extended_limits(both()),
+        },
         statuses,
     }
 }
@@ -69,7 +75,7 @@ fn status(
     DescriptorStatus {
         code,
         current_limit: current_limit(resolved, place, &decision),
-        limit_remaining: clamp(decision.remaining()),
+        limit_remaining: clamp(result.remaining),
         duration_until_reset: Some(reset(engine, &decision)),
     }
 }
@@ -93,7 +99,7 @@ fn current_limit(
 fn bound(resolved: &ResolvedDescriptor<'_>, place: usize, decision: &Decision) -> Option<Bound> {
     match &resolved.limits {
         DescriptorLimits::Rule(rule, _) => rule.bounds.get(place).copied(),
-        DescriptorLimits::Override(bound, _) => Some(*bound),
+        DescriptorLimits::Override(bound, ..) => Some(*bound),
         DescriptorLimits::Native(_) => decision.limit().map(Bound::new),
         DescriptorLimits::None | DescriptorLimits::Unlimited => None,
     }
@@ -122,21 +128,35 @@ fn clamp(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Returns the headers for the tightest descriptor: the one that is over its limit for longest, otherwise the one with
-/// the fewest units left.
-fn headers(names: &HeaderNames, statuses: &[DescriptorStatus]) -> Vec<HeaderValue> {
-    let limited = statuses.iter().filter(|status| status.current_limit.is_some());
+/// Returns the headers of a descriptor: one that denies, otherwise the first one with the fewest units left. Of several
+/// that deny, the last one if they are independent, as in envoyproxy/ratelimit, otherwise the one that denies longest.
+fn headers(
+    names: &HeaderNames,
+    is_independent: bool,
+    resolved: &[ResolvedDescriptor<'_>],
+    statuses: &[DescriptorStatus],
+) -> Vec<HeaderValue> {
+    let limited = || statuses.iter().filter(|status| status.current_limit.is_some());
     let reset = |status: &DescriptorStatus| {
         status.duration_until_reset.as_ref().map_or(0, |reset| reset.seconds)
     };
-    let by_need = |status: &&DescriptorStatus| match status.code == i32::from(Code::OverLimit) {
-        true => (0, -reset(status)),
-        false => (1, status.limit_remaining.into()),
+    let denying = resolved.iter().zip(statuses).filter(|(resolved, status)| {
+        status.code == i32::from(Code::OverLimit)
+            && status.current_limit.is_some()
+            && !resolved.is_quota
+    });
+    let denying = denying
+        .map(|(_, status)| status)
+        .max_by_key(|status| if is_independent { 0 } else { reset(status) });
+    let Some(status) = denying.or_else(|| limited().min_by_key(|it| it.limit_remaining)) else {
+        return Vec::new();
     };
-    let Some(status) = limited.min_by_key(by_need) else { return Vec::new() };
     let limit = status.current_limit.as_ref().map_or(0, |limit| limit.requests_per_unit);
     let reset = reset(status);
-    let header = |key: &String, value: String| HeaderValue { key: key.clone(), value };
+    let header = |key: &ResponseHeader, value: String| {
+        let key = key.as_str().to_owned();
+        HeaderValue { key, value }
+    };
     vec![
         header(&names.limit, limit.to_string()),
         header(&names.remaining, status.limit_remaining.to_string()),
@@ -144,30 +164,24 @@ fn headers(names: &HeaderNames, statuses: &[DescriptorStatus]) -> Vec<HeaderValu
     ]
 }
 
-/// Returns metadata for limits that Envoy's units cannot express, and the `metadata` of rules.
-fn metadata<'a>(
+/// Returns metadata for limits that Envoy's units cannot express.
+fn extended_limits<'a>(
     results: impl Iterator<Item = (&'a ResolvedDescriptor<'a>, &'a DescriptorResult)>,
 ) -> Option<Struct> {
     let mut limits = Vec::new();
     for (number, (resolved, result)) in (0_u32..).zip(results) {
         let Some((place, decision)) = result.tightest else { continue };
-        let extra = resolved.rule().and_then(|rule| rule.metadata.as_ref());
         let bound = bound(resolved, place, &decision).filter(|bound| bound.is_extension);
-        if extra.is_none() && bound.is_none() {
-            continue;
-        }
-        let mut fields = BTreeMap::from([
+        let Some(bound) = bound else { continue };
+        let fields = BTreeMap::from([
             ("descriptor".to_owned(), ValueKind::Number(f64::from(number)).into()),
-            ("limit".to_owned(), text(decision.limit())),
+            ("limit".to_owned(), text(Some(bound.limit))),
             ("policy".to_owned(), text(decision.policy())),
         ]);
-        if let Some(extra) = extra {
-            fields.insert("metadata".to_owned(), ValueKind::Struct(extra.clone()).into());
-        }
         limits.push(ValueKind::Struct(Struct { fields }).into());
     }
+    let is_empty = limits.is_empty();
     let list = ValueKind::ListValue(ListValue { values: limits });
-    let is_empty = matches!(&list, ValueKind::ListValue(list) if list.values.is_empty());
     (!is_empty).then(|| Struct { fields: BTreeMap::from([("limits".to_owned(), list.into())]) })
 }
 

@@ -15,6 +15,7 @@ use super::{
     compile,
     file::{FileError, RuleFile},
     limits::Bound,
+    options::EnvoyOptions,
     pattern::Pattern,
     proto::{Entry, Struct},
 };
@@ -31,7 +32,6 @@ pub(crate) struct Rules {
     pub(super) policies: Vec<Policy>,
     /// The rules as written, in the order of the files.
     pub(super) written: Vec<WrittenRule>,
-    pub(super) options: Options,
 }
 
 /// A rule as written in a file.
@@ -53,28 +53,9 @@ pub struct WrittenRule {
     pub quota: bool,
 }
 
-/// Options of all rules, from the environment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Options {
-    /// True if several files may have descriptors of one domain.
-    pub(crate) merge_domains: bool,
-    /// True if all rules are in quota mode.
-    pub(crate) quota_mode: bool,
-    /// Headers that Envoy adds to its response.
-    pub(crate) headers: Option<HeaderNames>,
-}
-
-/// Names of the rate limit headers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HeaderNames {
-    pub(crate) limit: String,
-    pub(crate) remaining: String,
-    pub(crate) reset: String,
-}
-
 /// The descriptors at one level, by key.
 #[derive(Debug, Default)]
-pub(super) struct Level {
+pub(crate) struct Level {
     keys: HashMap<Box<[u8]>, Keyed>,
 }
 
@@ -111,6 +92,8 @@ pub(crate) struct Rule {
     pub(super) bounds: Vec<Bound>,
     /// Indexes of the entries whose values are the key.
     pub(super) varying: Vec<usize>,
+    /// True if a level has `share_threshold`.
+    pub(super) is_shared: bool,
     /// Names of rules that do not apply where this one does.
     pub(super) replaces: Vec<Box<str>>,
     pub(super) shadow: bool,
@@ -131,7 +114,7 @@ pub(super) enum DescriptorKey<'a> {
 impl Rules {
     /// Loads a file, or every file of a directory.
     #[cfg(test)]
-    pub(crate) fn load(path: &std::path::Path, options: Options) -> Result<Self, FileError> {
+    pub(crate) fn load(path: &std::path::Path, options: &EnvoyOptions) -> Result<Self, FileError> {
         let environment = crate::config::Environment::of(|_| None);
         let files = crate::config::rule_files(path, &environment).map_err(|error| FileError {
             message: error.to_string(),
@@ -144,7 +127,7 @@ impl Rules {
     }
 
     /// Parses files.
-    pub(crate) fn parse(sources: &[RuleFile], options: Options) -> Result<Self, FileError> {
+    pub(crate) fn parse(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Self, FileError> {
         compile::rules(sources, options)
     }
 
@@ -164,7 +147,7 @@ impl Rules {
     }
 
     /// Returns the descriptors of a domain, or `None` if no file has it.
-    pub(super) fn domain(&self, name: &[u8]) -> Option<&Level> {
+    pub(crate) fn domain(&self, name: &[u8]) -> Option<&Level> {
         self.domains.get(name)
     }
 }

@@ -8,8 +8,9 @@ use pacegate::{
 
 use super::{
     file::{FileError, RuleFile},
+    options::EnvoyOptions,
     proto::{Entry, Unit},
-    rules::{Options, Rule, Rules},
+    rules::{Rule, Rules},
 };
 
 fn source(text: &str) -> RuleFile {
@@ -17,11 +18,12 @@ fn source(text: &str) -> RuleFile {
 }
 
 fn rules(text: &str) -> Rules {
-    Rules::parse(&[source(text)], Options::default()).unwrap_or_else(|error| panic!("{error}"))
+    Rules::parse(&[source(text)], &EnvoyOptions::default())
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn error(text: &str) -> FileError {
-    Rules::parse(&[source(text)], Options::default()).expect_err(text)
+    Rules::parse(&[source(text)], &EnvoyOptions::default()).expect_err(text)
 }
 
 fn entries(pairs: &[(&str, &str)]) -> Vec<Entry> {
@@ -215,6 +217,7 @@ fn mistakes_in_descriptors() -> Vec<Mistake> {
             "''",
             text("the domain is empty: expected a name, such as `domain: edge`"),
         ),
+        (one("key: a*"), 3, "a*", text("`*` in a key matches nothing: use it in the value")),
         (
             text("domain: d\n---\ndomain: d"),
             3,
@@ -377,7 +380,7 @@ fn errors_name_the_expected_form() {
     let limit = |field: &str| of(&format!("rate_limit: {{unit: day, {field}}}"));
     for (text, message) in [
         (of("rate_limt: 1"), "unknown field `rate_limt`: did you mean `rate_limit`?"),
-        (of("key: l"), "`key` is given twice: leave one of them out"),
+        (of("key: l"), "duplicate field `key`: remove one of them"),
         (of("value: [v]"), "expected one text, neither a list nor a map"),
         (limit("requests_per_unit: many"), "expected a whole number from 0"),
         (limit("requests_per_unit: -1"), "expected a whole number from 0"),
@@ -395,8 +398,9 @@ fn errors_name_the_expected_form() {
 fn a_directory_is_all_of_its_files_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-    let load =
-        |merge_domains| Rules::load(folder.path(), Options { merge_domains, ..Options::default() });
+    let load = |merge_domains| {
+        Rules::load(folder.path(), &EnvoyOptions { merge_domains, ..EnvoyOptions::default() })
+    };
     write("a.yaml", "domain: a\ndescriptors: [{key: k}]");
     write("b.yml", "domain: b");
     std::fs::create_dir_all(folder.path().join("d.yaml/below")).unwrap();
@@ -436,7 +440,7 @@ fn a_directory_is_all_of_its_files_in_order() {
     let error = load(true).unwrap_err();
     assert!(error.file.ends_with("g.txt"), "{error}");
 
-    let error = Rules::load(Path::new("/nowhere/at/all"), Options::default()).unwrap_err();
+    let error = Rules::load(Path::new("/nowhere/at/all"), &EnvoyOptions::default()).unwrap_err();
     assert!(
         error.to_string().starts_with("/nowhere/at/all: cannot read /nowhere/at/all: "),
         "{error}"
@@ -446,7 +450,7 @@ fn a_directory_is_all_of_its_files_in_order() {
 #[test]
 fn missing_rules_are_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    let load = || Rules::load(folder.path(), Options::default()).unwrap_err();
+    let load = || Rules::load(folder.path(), &EnvoyOptions::default()).unwrap_err();
     std::fs::create_dir(folder.path().join("config")).unwrap();
     std::fs::write(folder.path().join(".hidden.yaml"), "domain: a").unwrap();
     let expected = format!(

@@ -184,6 +184,7 @@ fn the_defaults_in_the_schema_are_the_actual_defaults() {
         (&["listen"], &schema["$defs"]["Listen"]),
         (&["headers"], &schema["$defs"]["Headers"]),
         (&["bounds"], &schema["$defs"]["Bounds"]),
+        (&["envoy"], &schema["$defs"]["Envoy"]),
         (&["inline_limits"], &schema["$defs"]["InlineLimits"]),
     ] {
         for (name, field) in definition["properties"].as_object().unwrap() {
@@ -197,7 +198,7 @@ fn the_defaults_in_the_schema_are_the_actual_defaults() {
             tried += 1;
         }
     }
-    assert_eq!(tried, 20, "every default is compared");
+    assert_eq!(tried, 22, "every default is compared");
 }
 
 #[test]

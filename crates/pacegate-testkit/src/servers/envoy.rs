@@ -33,6 +33,8 @@ pub struct EnvoyOptions {
     domain: String,
     /// The entries of each descriptor: a key and the header with its value.
     descriptors: Vec<Vec<(String, String)>>,
+    /// Entries of `rate_limits` in the configuration of the filter for the route, as YAML.
+    filter_rate_limits: String,
     /// Metadata of each call: a name, and the header that has the value.
     metadata: Vec<(String, String)>,
     timeout: Duration,
@@ -48,6 +50,7 @@ impl Envoy {
             service: service.to_owned(),
             domain: "pacegate".to_owned(),
             descriptors: Vec::new(),
+            filter_rate_limits: String::new(),
             metadata: Vec::new(),
             timeout: Duration::from_secs(1),
             deny_on_failure: false,
@@ -113,6 +116,14 @@ impl EnvoyOptions {
         self
     }
 
+    /// Adds entries of `rate_limits` to the filter's own configuration, as YAML in flow style with a comma after each.
+    /// Only there does Envoy use `hits_addend` and `apply_on_stream_done`. Excludes [`EnvoyOptions::descriptor`].
+    #[must_use]
+    pub fn rate_limits(mut self, yaml: &str) -> Self {
+        self.filter_rate_limits.push_str(yaml);
+        self
+    }
+
     /// Sends the value of a header with each call, as metadata of this name.
     #[must_use]
     pub fn metadata(mut self, name: &str, header: &str) -> Self {
@@ -159,10 +170,24 @@ impl EnvoyOptions {
                 &format!("{}.{:09}s", self.timeout.as_secs(), self.timeout.subsec_nanos()),
             )
             .replace("@DENY", if self.deny_on_failure { "true" } else { "false" })
-            .replace("@RATE_LIMITS", &self.rate_limits())
+            .replace("@RATE_LIMITS", &self.rate_limits_of_route())
             .replace("@METADATA", &self.initial_metadata())
+            .replace("@PER_FILTER", &self.per_filter())
             + &upstream
             + &service
+    }
+
+    /// Returns the configuration of the filter for the route.
+    fn per_filter(&self) -> String {
+        if self.filter_rate_limits.is_empty() {
+            return "{}".to_owned();
+        }
+        let kind =
+            "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimitPerRoute";
+        let limits = &self.filter_rate_limits;
+        format!(
+            "{{ envoy.filters.http.ratelimit: {{ \"@type\": {kind}, rate_limits: [{limits}] }} }}"
+        )
     }
 
     fn initial_metadata(&self) -> String {
@@ -172,7 +197,7 @@ impl EnvoyOptions {
         format!("[{}]", self.metadata.iter().map(entry).collect::<Vec<_>>().join(", "))
     }
 
-    fn rate_limits(&self) -> String {
+    fn rate_limits_of_route(&self) -> String {
         let mut text = "[".to_owned();
         for entries in &self.descriptors {
             text.push_str("{ actions: [");
@@ -231,6 +256,7 @@ static_resources:
               routes:
               - match: { prefix: / }
                 route: { cluster: upstream, rate_limits: @RATE_LIMITS }
+                typed_per_filter_config: @PER_FILTER
           http_filters:
           - name: envoy.filters.http.ratelimit
             typed_config:

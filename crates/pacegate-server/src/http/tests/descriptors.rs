@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::envoy::{Options, RuleFile, Rules};
+use crate::envoy::{EnvoyOptions, RuleFile, Rules};
 
 const RULES: &str = "
 domain: edge
@@ -21,7 +21,7 @@ fn settings() -> Settings {
 
 fn settings_of(rules: &str) -> Settings {
     let file = RuleFile { file: "edge.yaml".into(), text: rules.to_owned() };
-    let rules = Rules::parse(&[file], Options::default()).unwrap();
+    let rules = Rules::parse(&[file], &EnvoyOptions::default()).unwrap();
     let mut settings = Settings::new(rules.beside(&policies()).unwrap());
     settings.rules = Arc::new(rules);
     settings
@@ -46,8 +46,9 @@ async fn descriptors_are_answered_in_json() {
     assert_eq!(reply.status, 429);
     let status = json!({"code": "OVER_LIMIT", "currentLimit": limit, "durationUntilReset": "60s"});
     assert_eq!(reply.json(), json!({"overallCode": "OVER_LIMIT", "statuses": [status]}));
+    // The denied hit was counted too.
     let back = ALICE.replace("]}]}", "], \"isNegativeHits\": true, \"hitsAddend\": \"2\"}]}");
-    assert_eq!(server.post("/json", &back).await.json()["statuses"][0]["limitRemaining"], 2);
+    assert_eq!(server.post("/json", &back).await.json()["statuses"][0]["limitRemaining"], 1);
     assert_eq!(server.post("/json", ALICE).await.status, 200);
 }
 
@@ -131,7 +132,7 @@ async fn a_policy_in_shadow_mode_does_not_speak_for_those_that_deny() {
         let set = PolicySet::new([tried, policy("own", "2/minute"), policy("idle", "9/minute")]);
         let mut settings = Settings::new(set.unwrap());
         if independent {
-            settings.descriptors = crate::config::Descriptors::Independent;
+            settings.descriptors = Some(crate::config::Descriptors::Independent);
         }
         let server = Server::with(settings);
         let ask = r#"{"domain": "s", "descriptors": [{"entries": [{"key": "k"}]}]}"#;
@@ -237,10 +238,11 @@ async fn keys_are_for_domains_here_too() {
     }
 }
 
-/// The client chooses the limit of a descriptor, so each amount has its counter.
+/// The client chooses the limit of a descriptor, so each amount has its counter under all or nothing.
 #[tokio::test]
-async fn limits_of_descriptors_count_apart() {
-    let server = Server::with(settings());
+async fn limits_of_descriptors_count_separately() {
+    let together = Some(crate::config::Descriptors::Together);
+    let server = Server::with(Settings { descriptors: together, ..settings() });
     let ask = |amount: u32| {
         let entry = r#"{"key": "user", "value": "alice"}"#;
         let limit = format!(r#"{{"requests_per_unit": {amount}, "unit": "HOUR"}}"#);

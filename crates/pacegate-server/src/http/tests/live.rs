@@ -335,7 +335,7 @@ async fn all_listeners_deny_blocked_keys() {
         (Descriptors::Independent, Mode::Shadow),
     ] {
         let mut settings = Settings::new(policies().in_mode(mode));
-        settings.descriptors = descriptors;
+        settings.descriptors = Some(descriptors);
         server.active.replace(settings);
         for (ip, status, code) in [("10.0.0.1", 429, "OVER_LIMIT"), ("10.0.0.2", 200, "OK")] {
             let entries = json!([{ "key": "ip", "value": ip }]);

@@ -1,0 +1,87 @@
+//! Options for Envoy's descriptors, from the section `envoy` of our file or from the variables of envoyproxy/ratelimit.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// Options for Envoy's descriptors. Each is a setting of envoyproxy/ratelimit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schemars(rename = "Envoy")]
+pub(crate) struct EnvoyOptions {
+    /// Allows several files of envoyproxy/ratelimit to have descriptors of one domain (`MERGE_DOMAIN_CONFIG`).
+    pub(crate) merge_domains: bool,
+
+    /// Puts every rule of envoyproxy/ratelimit files into quota mode: a request is denied only if all of its rules are
+    /// over their limit (`QUOTA_MODE`).
+    pub(crate) quota_mode: bool,
+
+    /// Adds `dynamic_metadata` with the domain, the descriptors and the `metadata` of their rules to each response
+    /// (`RESPONSE_DYNAMIC_METADATA`).
+    pub(crate) dynamic_metadata: bool,
+
+    /// Headers that Envoy adds to its responses (`LIMIT_RESPONSE_HEADERS_ENABLED`). `{}` for the default names.
+    #[schemars(with = "HeaderNames")]
+    pub(crate) response_headers: Option<HeaderNames>,
+}
+
+/// The names of the headers that Envoy adds to its responses.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schemars(rename = "EnvoyHeaders")]
+pub(crate) struct HeaderNames {
+    /// The header with the limit (`LIMIT_LIMIT_HEADER`).
+    #[schemars(with = "String")]
+    pub(crate) limit: ResponseHeader,
+
+    /// The header with the units left (`LIMIT_REMAINING_HEADER`).
+    #[schemars(with = "String")]
+    pub(crate) remaining: ResponseHeader,
+
+    /// The header with the seconds until the limit resets (`LIMIT_RESET_HEADER`).
+    #[schemars(with = "String")]
+    pub(crate) reset: ResponseHeader,
+}
+
+/// The name of a header, as written.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, serde::Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct ResponseHeader(String);
+
+/// A text that is not the name of a header.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid header name: expected letters, digits and dashes, such as X-RateLimit-Limit")]
+pub(crate) struct HeaderNameError;
+
+impl Default for HeaderNames {
+    fn default() -> Self {
+        let name = |name: &str| ResponseHeader(name.to_owned());
+        Self {
+            limit: name("RateLimit-Limit"),
+            remaining: name("RateLimit-Remaining"),
+            reset: name("RateLimit-Reset"),
+        }
+    }
+}
+
+impl ResponseHeader {
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for ResponseHeader {
+    type Error = HeaderNameError;
+
+    fn try_from(name: String) -> Result<Self, HeaderNameError> {
+        match http::HeaderName::from_bytes(name.as_bytes()) {
+            Ok(_) => Ok(Self(name)),
+            Err(_) => Err(HeaderNameError),
+        }
+    }
+}
+
+impl From<ResponseHeader> for String {
+    fn from(name: ResponseHeader) -> Self {
+        name.0
+    }
+}

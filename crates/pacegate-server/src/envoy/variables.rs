@@ -1,0 +1,263 @@
+//! The environment variables of envoyproxy/ratelimit.
+//!
+//! The tables declare every variable once: the parser takes defaults from them, and the guide shows them.
+
+use std::time::Duration;
+
+/// Looks up variables. Empty variables count as unset.
+pub(super) struct Variables<F>(pub(super) F);
+
+/// A variable that the server reads.
+struct Variable {
+    name: &'static str,
+    /// Empty: none.
+    default: &'static str,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "only the test that compares the guide reads it")
+    )]
+    meaning: &'static str,
+}
+
+/// An invalid variable. Values are never shown, because they may be secrets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{variable} {problem}")]
+pub struct EnvironmentError {
+    variable: &'static str,
+    problem: String,
+}
+
+pub(super) type Result<T> = std::result::Result<T, EnvironmentError>;
+
+const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
+    Variable { name, default, meaning }
+}
+
+/// Variables that have an effect.
+const VARIABLES: [Variable; 42] = [
+    variable("RUNTIME_ROOT", "/srv/runtime_data/current", "folder of the files"),
+    variable("RUNTIME_SUBDIRECTORY", "", "folder below `RUNTIME_ROOT`"),
+    variable("RUNTIME_APPDIRECTORY", "config", "folder below `RUNTIME_SUBDIRECTORY`"),
+    variable("CONFIG_TYPE", "FILE", "`FILE`; anything else is rejected"),
+    variable("MERGE_DOMAIN_CONFIG", "false", "several files may have one domain"),
+    variable("HOST", "0.0.0.0", "address or name for HTTP"),
+    variable("PORT", "8080", "port for HTTP"),
+    variable("GRPC_HOST", "0.0.0.0", "address or name for gRPC"),
+    variable("GRPC_PORT", "8081", "port for gRPC"),
+    variable("GRPC_UDS", "", "rejected if set"),
+    variable("GRPC_SERVER_USE_TLS", "false", "TLS for gRPC; HTTP stays without"),
+    variable("GRPC_SERVER_TLS_CERT", "", "PEM file; reloaded"),
+    variable("GRPC_SERVER_TLS_KEY", "", "PEM file; reloaded"),
+    variable("GRPC_CLIENT_TLS_CACERT", "", "if set, clients need a certificate of this authority"),
+    variable("LOG_LEVEL", "WARN", "log level, unless `PACEGATE_LOG` is set"),
+    variable("LOG_FORMAT", "text", "`text` or `json`, unless `PACEGATE_LOG_FORMAT` is set"),
+    variable("BACKEND_TYPE", "redis", "`memcache` is rejected"),
+    variable("REDIS_URL", "", "`host:port`, a list, a socket or a URL; unset: memory"),
+    variable("REDIS_TYPE", "SINGLE", "`SINGLE`, `SENTINEL` (`master,host:port,...`) or `CLUSTER`"),
+    variable("REDIS_SOCKET_TYPE", "", "`tcp` or `unix`; by default as `REDIS_URL` looks"),
+    variable("REDIS_AUTH", "", "`password` or `user:password`"),
+    variable("REDIS_SENTINEL_AUTH", "", "the same, for sentinels"),
+    variable("REDIS_TLS", "false", "TLS to Redis, also for a `REDIS_URL` with a scheme"),
+    variable("REDIS_TLS_CACERT", "", "PEM file"),
+    variable("REDIS_TLS_CLIENT_CERT", "", "PEM file"),
+    variable("REDIS_TLS_CLIENT_KEY", "", "PEM file"),
+    variable("REDIS_TIMEOUT", "100ms", "deadline of a call to Redis; theirs: 10s"),
+    variable("CACHE_KEY_PREFIX", "pg:", "prefix of key names"),
+    variable("SHADOW_MODE", "false", "every request is allowed"),
+    variable("QUOTA_MODE", "false", "every rule is in quota mode"),
+    variable("RESPONSE_DYNAMIC_METADATA", "false", "`dynamic_metadata` in responses"),
+    variable("LIMIT_RESPONSE_HEADERS_ENABLED", "false", "headers in responses"),
+    variable("LIMIT_LIMIT_HEADER", "RateLimit-Limit", "name of a header"),
+    variable("LIMIT_REMAINING_HEADER", "RateLimit-Remaining", "name of a header"),
+    variable("LIMIT_RESET_HEADER", "RateLimit-Reset", "name of a header"),
+    variable("RUNTIME_WATCH_ROOT", "true", "changed files are always reloaded"),
+    variable("RUNTIME_IGNOREDOTFILES", "true", "hidden files are always ignored"),
+    variable("PACEGATE_DESCRIPTORS", "independent", "`together`: all or nothing"),
+    variable("PACEGATE_INSECURE", "false", "needed to listen without TLS and API keys"),
+    variable("PACEGATE_RESP", "off", "address for Redis clients"),
+    variable("PACEGATE_LOG", "", "replaces `LOG_LEVEL`"),
+    variable("PACEGATE_LOG_FORMAT", "", "replaces `LOG_FORMAT`"),
+];
+
+/// Variables without effect, and the reason.
+const WITHOUT_EFFECT: [(&str, &str); 20] = [
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
+    ("REDIS_POOL_SIZE", "requests share connections"),
+    ("REDIS_PIPELINE_WINDOW", "requests are batched automatically"),
+    ("REDIS_PIPELINE_LIMIT", "requests are batched automatically"),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "failure modes apply while the store is unreachable"),
+    ("EXPIRATION_JITTER_MAX_SECONDS", "counters expire with their window"),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are always cached"),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "a counter stops one above its limit"),
+    ("NEAR_LIMIT_RATIO", "metrics report the units left"),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the rule files must exist"),
+    ("DEBUG_PORT", "use the HTTP listener"),
+    ("USE_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
+    ("USE_DOG_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
+    ("PROMETHEUS_ADDR", "metrics are at /metrics of the HTTP listener"),
+    ("PROMETHEUS_PATH", "metrics are at /metrics of the HTTP listener"),
+    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled by policy"),
+    ("EXTRA_TAGS", "add labels in Prometheus"),
+    ("GRPC_MAX_CONNECTION_AGE", "connections have no maximum age"),
+    ("TRACING_ENABLED", "set OTEL_EXPORTER_OTLP_ENDPOINT to send traces"),
+    ("GRPC_CLIENT_TLS_SAN", "every certificate of the client CA is accepted"),
+];
+
+/// Endings of `REDIS_PERSECOND`, the variables of the second Redis.
+const PER_SECOND: [&str; 14] = [
+    "",
+    "_SOCKET_TYPE",
+    "_TYPE",
+    "_URL",
+    "_AUTH",
+    "_SENTINEL_AUTH",
+    "_TLS",
+    "_POOL_SIZE",
+    "_POOL_ON_EMPTY_BEHAVIOR",
+    "_POOL_ON_EMPTY_WAIT_DURATION",
+    "_PIPELINE_WINDOW",
+    "_PIPELINE_LIMIT",
+    "_TIMEOUT",
+    "_HEALTH_CHECK_ACTIVE_CONNECTION",
+];
+
+impl EnvironmentError {
+    pub(super) fn new(variable: &'static str, problem: impl Into<String>) -> Self {
+        Self { variable, problem: problem.into() }
+    }
+}
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    /// Returns the value of a variable, if it is set.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|text| !text.is_empty())
+    }
+
+    /// Returns the value of a variable, or its default in the table.
+    pub(super) fn text_or_default(&self, name: &str) -> String {
+        let known = VARIABLES.iter().find(|variable| variable.name == name);
+        let default = known.map_or("", |variable| variable.default);
+        self.text(name).unwrap_or_else(|| default.to_owned())
+    }
+
+    /// Returns whether a variable has this value, in any case.
+    pub(super) fn is(&self, name: &str, value: &str) -> bool {
+        self.text_or_default(name).eq_ignore_ascii_case(value)
+    }
+
+    /// Parses a boolean as Go does.
+    pub(super) fn switch(&self, name: &'static str) -> Result<bool> {
+        match &*self.text_or_default(name) {
+            "" | "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+            "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+            _ => Err(EnvironmentError::new(name, "is invalid: expected true or false")),
+        }
+    }
+
+    /// Parses a duration as Go does, such as `1m30s` or `1.5s`. `None` if the variable is not set.
+    pub(super) fn duration(&self, name: &'static str) -> Result<Option<Duration>> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        let duration = parse_duration(&text).filter(|duration| !duration.is_zero());
+        let problem = "is invalid: expected a duration, such as 100ms or 10s";
+        duration.map(Some).ok_or_else(|| EnvironmentError::new(name, problem))
+    }
+
+    /// Returns warnings for variables without effect.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let warning = |name: &str, reason: &str| {
+            self.text(name).map(|_| format!("{name} has no effect: {reason}"))
+        };
+        let per_second = PER_SECOND.iter().filter_map(|end| {
+            warning(&format!("REDIS_PERSECOND{end}"), "limits per second use the same store")
+        });
+        let others = WITHOUT_EFFECT.iter().filter_map(|(name, reason)| warning(name, reason));
+        per_second.chain(others).collect()
+    }
+}
+
+/// Parses a sequence of numbers with units.
+fn parse_duration(mut text: &str) -> Option<Duration> {
+    let mut sum = Duration::ZERO;
+    while !text.is_empty() {
+        let number = text.find(|char: char| !char.is_ascii_digit() && char != '.')?;
+        let (number, rest) = text.split_at(number);
+        let unit = rest.find(|char: char| char.is_ascii_digit()).unwrap_or(rest.len());
+        let (unit, rest) = rest.split_at(unit);
+        let seconds = match unit {
+            "h" => 3_600.0,
+            "m" => 60.0,
+            "s" => 1.0,
+            "ms" => 1e-3,
+            "us" | "µs" => 1e-6,
+            "ns" => 1e-9,
+            _ => return None,
+        };
+        let seconds = number.parse::<f64>().ok()? * seconds;
+        sum = sum.checked_add(Duration::try_from_secs_f64(seconds).ok()?)?;
+        text = rest;
+    }
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write as _, fs, path::Path};
+
+    use super::*;
+
+    const GUIDE: &str = "../../docs/guide/envoy.md";
+
+    /// Returns the tables of the guide.
+    fn tables() -> String {
+        let mut text = "| variable | default | effect |\n|---|---|---|\n".to_owned();
+        for Variable { name, default, meaning } in &VARIABLES {
+            let default = if default.is_empty() { String::new() } else { format!(" `{default}`") };
+            writeln!(text, "| `{name}` |{default} | {meaning} |").unwrap();
+        }
+        text.push_str(
+            "\nThese have no effect, and cause a warning:\n\n| variable | reason |\n|---|---|\n",
+        );
+        text.push_str("| `REDIS_PERSECOND*` | limits per second use the same store |\n");
+        for (name, reason) in WITHOUT_EFFECT {
+            writeln!(text, "| `{name}` | {reason} |").unwrap();
+        }
+        text
+    }
+
+    /// With `PACEGATE_BLESS=1` this writes the tables instead.
+    #[test]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the variable of the command line of a developer"
+    )]
+    fn the_guide_has_the_tables_of_variables() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(GUIDE);
+        let page = fs::read_to_string(&path).unwrap();
+        let (begin, end) = ("<!-- variables -->\n", "<!-- end of variables -->");
+        let (before, rest) = page.split_once(begin).unwrap();
+        let (found, after) = rest.split_once(end).unwrap();
+        if std::env::var_os("PACEGATE_BLESS").is_some() {
+            fs::write(path, format!("{before}{begin}{}{end}{after}", tables())).unwrap();
+        } else {
+            assert_eq!(found, tables());
+        }
+    }
+
+    #[test]
+    fn durations_are_parsed_as_in_go() {
+        for (text, micros) in [
+            ("10s", Some(10_000_000)),
+            ("100ms", Some(100_000)),
+            ("1m30s", Some(90_000_000)),
+            ("1.5s", Some(1_500_000)),
+            ("250us", Some(250)),
+            ("10", None),
+            ("s", None),
+            ("1d", None),
+            ("1s ", None),
+            ("-1s", None),
+        ] {
+            assert_eq!(parse_duration(text), micros.map(Duration::from_micros), "{text}");
+        }
+    }
+}
