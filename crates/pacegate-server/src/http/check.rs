@@ -82,7 +82,7 @@ async fn decide_each(
     match charges.collect::<Option<Vec<_>>>() {
         Some(charges) => engine.check_each(&charges, &mut decisions).await,
         None => {
-            decisions = join_all(checks.iter().flatten().map(|check| check.decide(engine))).await
+            decisions = join_all(checks.iter().flatten().map(|check| check.decide(engine))).await;
         }
     }
     let mut decisions =
