@@ -229,10 +229,6 @@ mod tests {
 
     /// With `PACEGATE_BLESS=1` this writes the tables instead.
     #[test]
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the variable of the command line of a developer"
-    )]
     fn the_guide_has_the_tables_of_variables() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(GUIDE);
         let page = fs::read_to_string(&path).unwrap();
