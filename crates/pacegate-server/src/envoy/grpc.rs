@@ -84,11 +84,14 @@ enum GrpcCode {
 /// A message, and whether a failure mode decided.
 type CallResult = Result<(Bytes, bool), Failure>;
 
+/// Resolves when something happens.
+type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// A message with trailers, or an empty body.
 struct Reply {
     message: Option<Bytes>,
     /// A later message, and the event before it.
-    later: Option<(Pin<Box<dyn Future<Output = ()> + Send>>, Bytes)>,
+    later: Option<(Event, Bytes)>,
     trailers: Option<HeaderMap>,
 }
 
