@@ -257,7 +257,8 @@ pub(super) fn time(answer: &Value, name: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(answer[name].as_f64()?).ok()
 }
 
-/// Formats a time with about three digits, or in whole seconds from two minutes on. Rounds up, so that a client that waits this long does not retry too early.
+/// Formats a time with about three digits, or in whole seconds from two minutes on. Rounds up, so that a client that
+/// waits this long does not retry too early.
 pub(super) fn short_time(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let (unit, step, decimals) = match micros {

@@ -103,9 +103,9 @@ fn the_variables_of_a_deployment_set_the_log_level() {
 
 /// Sends hits for `user=a` to `POST /json`, and returns the status.
 fn hits(service: &Service, domain: &str, hits: u64) -> u16 {
-    let question = format!(
-        r#"{{"domain": "{domain}", "hitsAddend": {hits}, "descriptors": [{{"entries": [{{"key": "user", "value": "a"}}]}}]}}"#
-    );
+    let descriptor = r#"{"entries": [{"key": "user", "value": "a"}]}"#;
+    let question =
+        format!(r#"{{"domain": "{domain}", "hitsAddend": {hits}, "descriptors": [{descriptor}]}}"#);
     let mut client = Http::connect(service.address("http")).unwrap();
     client.request("POST", "/json", None, &question).unwrap().status
 }

@@ -62,7 +62,7 @@ use crate::envoy::RuleFile;
 /// The configuration of a server that is started without a file.
 pub const DEFAULT_CONFIG: &str = include_str!("default.yaml");
 
-/// Reads a configuration, in any [`FileFormat`]. `file` is its path: errors name it, and paths in the text are
+/// Reads a configuration, in any supported format. `file` is its path: errors name it, and paths in the text are
 /// relative to its directory.
 ///
 /// # Errors

@@ -55,8 +55,8 @@ pub(crate) struct StoreSection {
     pub(super) layout: Option<At<Form<LayoutSection>>>,
 
     /// Sends every denied request to the server. By default, this process caches denials, so layouts that count denied
-    /// requests count only the first ones. With this option, `GET /check` also returns the count beyond the limit. Redis
-    /// and Valkey only.
+    /// requests count only the first ones. With this option, `GET /check` also returns the count beyond the limit.
+    /// Redis and Valkey only.
     #[schemars(extend("default" = false))]
     count_denied: Option<At<bool>>,
 
