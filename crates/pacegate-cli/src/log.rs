@@ -4,14 +4,10 @@ use std::{io, num::NonZeroU32};
 
 use anyhow::anyhow;
 use clap::ValueEnum;
-use pacegate_server::{Exporter, Logging};
+use pacegate_server::{Exporter, Logging, TraceError};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
-    Layer,
-    filter::{ParseError, Targets},
-    fmt,
-    layer::SubscriberExt,
-    util::SubscriberInitExt,
+    Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
 use super::CommandError;
@@ -59,17 +55,17 @@ pub(super) fn start(
             "expected error, warn, info or debug, or a list such as info,pacegate_server=debug";
         CommandError::new(error, "invalid --log", hint)
     };
-    if let Some(stray) = stray(level) {
-        return Err(unusable(anyhow!("invalid level `{stray}`")));
-    }
-    let filter: Targets = format!("{LIBRARIES},{level}")
-        .parse()
-        .map_err(|error: ParseError| unusable(error.into()))?;
+    let filter = filter(level).map_err(unusable)?;
     let exporter = args.traces.as_deref().map(|url| Exporter::new(url, args.trace_one_in.get()));
-    let exporter = exporter.transpose().map_err(|error| {
-        let hint = error.hint();
-        CommandError::new(error, "cannot send traces", hint)
-    })?;
+    let (exporter, missing) = match exporter.transpose() {
+        Ok(exporter) => (exporter, None),
+        // The variable is often set for many programs, and traces do not affect decisions.
+        Err(error @ TraceError::NotBuilt) => (None, Some(error)),
+        Err(error) => {
+            let hint = error.hint();
+            return Err(CommandError::new(error, "cannot send traces", hint));
+        }
+    };
     let events = fmt::layer().with_writer(io::stderr);
     let theirs = deployment.filter(|it| it.json).map_or(Format::Text, |_| Format::Json);
     let events = match args.format.unwrap_or(theirs) {
@@ -88,17 +84,41 @@ pub(super) fn start(
         let hint = "please report this bug";
         CommandError::new(anyhow!(error), "cannot start the log", hint)
     })?;
+    if let Some(error) = missing {
+        tracing::warn!(hint = error.hint(), "cannot send traces: {error}");
+    }
     Ok(exporter)
 }
 
-/// Returns the first word that is not a level, such as a misspelt one. The filter would treat it as a module name and
-/// disable all other modules.
-fn stray(filter: &str) -> Option<&str> {
-    let mut words = filter.split(',').map(str::trim).filter(|word| !word.contains('='));
-    words.find(|word| !word.is_empty() && word.parse::<LevelFilter>().is_err())
+/// Parses levels such as `info,pacegate_server=debug`. Rejects a word that is not a level, such as a misspelt one: it
+/// would be a module name and disable all other modules.
+fn filter(levels: &str) -> anyhow::Result<Targets> {
+    let words: Vec<_> = levels.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    if let Some(word) = words.iter().find(|word| {
+        word.contains('[') || word.rsplit('=').next().is_some_and(|level| !is_level(level))
+    }) {
+        anyhow::bail!("invalid level `{word}`");
+    }
+    Ok(format!("{LIBRARIES},{}", words.join(",")).parse()?)
 }
 
 fn is_terminal() -> bool {
     anstream::stderr().is_terminal()
         && anstream::AutoStream::choice(&io::stderr()) != anstream::ColorChoice::Never
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_have_levels_and_modules() {
+        for (text, same) in [("info,", "info"), (" info ,, h2=warn", "info,h2=warn")] {
+            assert_eq!(filter(text).unwrap().to_string(), filter(same).unwrap().to_string());
+        }
+        for bad in ["inof", "info,a=inof", "[span]=debug"] {
+            assert!(filter(bad).is_err(), "{bad}");
+        }
+    }
 }

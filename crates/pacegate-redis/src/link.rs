@@ -187,7 +187,10 @@ impl Access {
         match &self.tls {
             None => Client::open(info),
             Some(tls) => {
-                ensure_provider()?;
+                if !install_crypto_provider() {
+                    let hint = "TLS needs a crypto provider: enable the feature ring, or install one for rustls";
+                    return Err((redis::ErrorKind::InvalidClientConfig, hint).into());
+                }
                 Client::build_with_tls(info, tls.certificates())
             }
         }
@@ -217,8 +220,9 @@ impl Tls {
     }
 }
 
-/// Installs the default crypto provider of rustls, unless the program has installed one.
-fn ensure_provider() -> Result<(), RedisError> {
+/// Installs the crypto provider of this crate's features for rustls, unless the program has installed one. Returns
+/// `false` if there is none. Connections with TLS call it; programs with other users of rustls may call it first.
+pub fn install_crypto_provider() -> bool {
     #[cfg(feature = "aws-lc-rs")]
     use rustls::crypto::aws_lc_rs as provider;
     #[cfg(all(feature = "ring", not(feature = "aws-lc-rs")))]
@@ -229,14 +233,7 @@ fn ensure_provider() -> Result<(), RedisError> {
         // Fails if another thread has just installed one.
         drop(provider::default_provider().install_default());
     }
-    match CryptoProvider::get_default() {
-        Some(_) => Ok(()),
-        None => Err((
-            redis::ErrorKind::InvalidClientConfig,
-            "TLS needs a crypto provider: enable the feature ring, or install one for rustls",
-        )
-            .into()),
-    }
+    CryptoProvider::get_default().is_some()
 }
 
 /// Hides the password.

@@ -193,6 +193,7 @@ fn connector(authority: Option<&Path>) -> Result<TlsConnector, ClientError> {
             }
         }
     }
+    pacegate_redis::install_crypto_provider();
     let config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
     Ok(TlsConnector::from(Arc::new(config)))
 }

@@ -1,7 +1,7 @@
 //! Requests of reqwest.
 
 use http::{StatusCode, request::Parts};
-use reqwest::{Error, Method, Request, RequestBuilder, Response};
+use reqwest::{Error, Method, Request, RequestBuilder, Response, Url};
 
 use super::{OutgoingError, StayWithinLayer, Wait, service::not_made};
 
@@ -14,9 +14,11 @@ impl<L: Wait> StayWithinLayer<L> {
     /// A request that the upstream service denied is sent again after the pause that the response asks for, for
     /// example with `Retry-After`. Denials are the status 429, and for [idempotent](Method::is_idempotent) methods also
     /// 503. The denial itself is returned if it asks for no pause, if the pause or the queue is longer than the rest of
-    /// [`within`](Self::within), after the last [retry](Self::retries), or if the body is a stream.
+    /// [`within`](Self::within), after the last [retry](Self::retries), if the body is a stream, or if the client
+    /// followed a redirect: the first service has processed the request then.
     ///
-    /// `within` bounds the sum of all waits. It does not include the transfers, which have the timeouts of the client.
+    /// `within` bounds the time from the call to the last retry, transfers included. Transfers themselves have the
+    /// timeouts of the client.
     ///
     /// ```no_run
     /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
@@ -41,8 +43,12 @@ impl<L: Wait> StayWithinLayer<L> {
         let mut retries = settings.retries;
         loop {
             let copy = if retries > 0 { request.try_clone() } else { None };
-            let method = request.method().clone();
+            let (method, url) = (request.method().clone(), request.url().clone());
             let response = client.execute(request).await.map_err(OutgoingError::Service)?;
+            // The denial is for another request, and this one was processed.
+            if has_moved(&url, response.url()) {
+                return Ok(response);
+            }
             let paused = settings.learn(&key, response.status(), response.headers());
             let Some(copy) = copy.filter(|_| paused && is_denial(&response, &method)) else {
                 return Ok(response);
@@ -60,6 +66,16 @@ impl<L: Wait> StayWithinLayer<L> {
     pub fn retries(self, retries: u32) -> Self {
         self.set(|settings| settings.retries = retries)
     }
+}
+
+/// Returns `true` if the client followed a redirect.
+fn has_moved(from: &Url, to: &Url) -> bool {
+    let without_fragment = |url: &Url| {
+        let mut url = url.clone();
+        url.set_fragment(None);
+        url
+    };
+    without_fragment(from) != without_fragment(to)
 }
 
 /// Returns `true` if the upstream service did not process the request, so that it can be sent again.

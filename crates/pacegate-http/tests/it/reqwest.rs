@@ -6,7 +6,12 @@ use std::{
     time::Duration,
 };
 
-use axum::{Json, Router, extract::RawQuery, routing::any};
+use axum::{
+    Json, Router,
+    extract::RawQuery,
+    response::Redirect,
+    routing::{any, post},
+};
 use http::{Method, StatusCode};
 use pacegate::{Clock, Limiter, ManualClock, WaitError};
 use pacegate_http::outgoing::{OutgoingError, StayWithinLayer};
@@ -153,6 +158,28 @@ async fn a_pause_beyond_the_deadline_returns_the_denial() {
     let error = upstream.send(&layer, Method::GET).await.unwrap_err();
     assert!(matches!(error, OutgoingError::Paused(_)), "{error}");
     assert_eq!(upstream.times().len(), 3);
+}
+
+#[tokio::test]
+async fn a_denial_behind_a_redirect_is_returned() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/orders", listener.local_addr().unwrap());
+    let (orders, clock) = (Arc::new(Mutex::new(0)), kit::clock());
+    let count = Arc::clone(&orders);
+    let create = move || {
+        *count.lock().unwrap() += 1;
+        async { Redirect::to("/orders/1") }
+    };
+    let denied = || async { (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "1")]) };
+    let app = Router::new().route("/orders", post(create)).route("/orders/1", any(denied));
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    let limiter = Limiter::builder().limit("10/second").clock(clock.clone()).build().unwrap();
+    let layer = StayWithinLayer::new(limiter).clock(clock);
+    for sent in 1..=2 {
+        let response = layer.send(Client::new().post(&url)).await.unwrap();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(*orders.lock().unwrap(), sent, "each order is sent once, without a pause");
+    }
 }
 
 #[tokio::test]

@@ -65,8 +65,9 @@ pub(super) fn count(text: &str, range: RangeInclusive<usize>) -> Result<usize, V
 
 /// Parses a fraction of the limit, as in `1/3`.
 pub(super) fn share(text: &str) -> Result<FailureMode, ValueError> {
-    let fraction: String = text.split_whitespace().collect();
-    format!("local {fraction}").parse().map_err(|_| ValueError::Share(shorten(text)))
+    let (part, whole) = text.split_once('/').unwrap_or((text, ""));
+    let mode = format!("local {}/{}", part.trim(), whole.trim());
+    mode.parse().map_err(|_| ValueError::Share(shorten(text)))
 }
 
 /// Formats a duration in the largest unit that divides it.
@@ -157,7 +158,8 @@ mod tests {
     fn shares_are_at_most_all() {
         assert_eq!(share("1/3"), Ok("local 1/3".parse().unwrap()));
         assert_eq!(share("3 / 3"), Ok("local 3/3".parse().unwrap()));
-        for bad in ["0/3", "4/3", "1/0", "1", "a/b", "", "1/4294967296", "-1/3"] {
+        for bad in ["0/3", "4/3", "1/0", "1", "a/b", "", "1/4294967296", "-1/3", "1 0/30", "1/3/3"]
+        {
             assert!(share(bad).is_err(), "{bad}");
         }
     }

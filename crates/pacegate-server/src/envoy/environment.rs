@@ -44,25 +44,27 @@ pub struct Logging {
     pub json: bool,
 }
 
-/// Variables that identify a deployment of envoyproxy/ratelimit.
-const SIGNS: [&str; 6] = [
+/// Variables that, like `CONFIG_TYPE`, identify a deployment of envoyproxy/ratelimit.
+const SIGNS: [&str; 5] = [
     "RUNTIME_ROOT",
     "RUNTIME_SUBDIRECTORY",
     "RUNTIME_APPDIRECTORY",
     "RUNTIME_IGNOREDOTFILES",
     "RUNTIME_WATCH_ROOT",
-    "CONFIG_TYPE",
 ];
 
 impl Deployment {
     /// Reads the variables. Returns `None` if this is not a deployment of envoyproxy/ratelimit: the program is not
-    /// named `ratelimit`, and none of the [`SIGNS`] is set.
+    /// named `ratelimit`, none of the [`SIGNS`] is set, and `CONFIG_TYPE` is not a type of theirs.
     pub(crate) fn read(
         lookup: impl Fn(&str) -> Option<String>,
         is_named: bool,
     ) -> Result<Option<Self>> {
         let variables = Variables(lookup);
-        if !is_named && SIGNS.into_iter().all(|name| variables.text(name).is_none()) {
+        // Other programs have a variable of this name too.
+        let type_ = variables.text("CONFIG_TYPE");
+        let has_type = type_.is_some_and(|it| ["FILE", "GRPC_XDS_SOTW"].contains(&&*it));
+        if !is_named && !has_type && SIGNS.into_iter().all(|name| variables.text(name).is_none()) {
             return Ok(None);
         }
         variables.reject_unsupported()?;
@@ -247,6 +249,7 @@ mod tests {
         for sign in signs {
             assert_eq!(read(&[sign]).unwrap().unwrap().files, default, "{sign:?}");
         }
+        assert!(read(&[("CONFIG_TYPE", "production")]).unwrap().is_none(), "of another program");
     }
 
     #[test]

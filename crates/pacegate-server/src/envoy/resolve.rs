@@ -124,7 +124,7 @@ pub(super) fn resolve<'a>(
             refund: descriptor.is_negative_hits,
         });
     }
-    remove_replaced(&mut resolved);
+    remove_replaced(&mut resolved, all_quotas);
     Ok(resolved)
 }
 
@@ -183,7 +183,7 @@ fn by_policies<'a>(
 }
 
 /// Removes rules that other rules of the request replace by name. A replaced rule still replaces others.
-fn remove_replaced(resolved: &mut SmallVec<[ResolvedDescriptor<'_>; 4]>) {
+fn remove_replaced(resolved: &mut SmallVec<[ResolvedDescriptor<'_>; 4]>, all_quotas: bool) {
     let replaces =
         resolved.iter().any(|one| one.rule().is_some_and(|rule| !rule.replaces.is_empty()));
     if !replaces {
@@ -205,6 +205,7 @@ fn remove_replaced(resolved: &mut SmallVec<[ResolvedDescriptor<'_>; 4]>) {
     for place in replaced {
         if resolved[place].rule().is_some_and(|rule| !rule.is_unlimited()) {
             resolved[place].limits = DescriptorLimits::None;
+            resolved[place].is_quota = all_quotas;
         }
     }
 }
@@ -281,7 +282,7 @@ impl<'a> RequestCharges<'a> {
         let parts = resolved.iter().map(|resolved| {
             let mut part = resolved.add_charges(&mut charges);
             if let ([charge], true) = (&mut charges[part.range.clone()], is_independent) {
-                part.count_denied(charge);
+                part.count_denied(charge, resolved.refund);
             }
             part
         });
@@ -293,16 +294,17 @@ impl<'a> RequestCharges<'a> {
 impl DescriptorCharges {
     /// Adds a unit to the limit of the only charge, which denied hits then use up. Only a fixed window forgets them at
     /// its end, as in envoyproxy/ratelimit.
-    fn count_denied(&mut self, charge: &mut Charge<'_>) {
+    fn count_denied(&mut self, charge: &mut Charge<'_>, is_refund: bool) {
         let limit = &charge.limit;
         if limit.algorithm() != Algorithm::FixedWindow || charge.lease > 0 {
             return;
         }
         let Ok(limit) = Limit::new(limit.amount() + 1, limit.period()) else { return };
         self.counts_denied = true;
-        self.is_too_large |= charge.cost > limit.capacity();
-        if self.is_too_large {
-            charge.cost = 0;
+        if is_refund {
+            charge.cost = charge.cost.min(limit.capacity());
+        } else if charge.cost > limit.capacity() {
+            (self.is_too_large, charge.cost) = (true, 0);
         }
         charge.limit = limit;
     }

@@ -200,6 +200,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> Connection<'_, I> {
             }
             if !self.session.replies.bytes.is_empty() {
                 self.io.write_all(&self.session.replies.bytes).await?;
+                // TLS may keep the end of the replies in its buffer otherwise.
+                self.io.flush().await?;
                 self.session.replies.bytes.clear();
                 self.session.replies.bytes.shrink_to(MAX_PENDING_BYTES);
             }

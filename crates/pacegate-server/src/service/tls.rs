@@ -82,6 +82,7 @@ impl Tls {
 }
 
 fn read(files: &TlsFiles, protocols: &[&[u8]]) -> Result<ServerConfig, TlsError> {
+    pacegate_redis::install_crypto_provider();
     let builder = ServerConfig::builder();
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),

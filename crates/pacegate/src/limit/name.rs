@@ -17,6 +17,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), PolicyNameError> {
     Ok(())
 }
 
+/// Lets a function that accepts text also accept a policy name, whose conversion cannot fail.
 impl From<Infallible> for PolicyNameError {
     fn from(never: Infallible) -> Self {
         match never {}

@@ -63,7 +63,6 @@ impl TryFrom<String> for PolicyName {
     }
 }
 
-/// Lets a function that accepts text also accept a [`PolicyName`], whose conversion cannot fail.
 /// Returns the only copy of a name in this process, which is never freed.
 fn intern(name: &str) -> &'static str {
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);

@@ -187,8 +187,8 @@ fn rate(text: &str) -> Result<(u64, u64), SettingError> {
     }
 }
 
-/// Parses a time above zero into microseconds.
+/// Parses a time above zero into microseconds, rounded up.
 fn micros(text: &str) -> Result<u64, SettingError> {
-    let micros = u64::try_from(parse_period(text)?.as_micros()).ok();
+    let micros = u64::try_from(parse_period(text)?.as_nanos().div_ceil(1_000)).ok();
     micros.filter(|micros| *micros <= MAX_TIME).ok_or(SettingError::TooLong)
 }
