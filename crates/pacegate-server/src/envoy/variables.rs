@@ -88,7 +88,10 @@ const WITHOUT_EFFECT: [(&str, &str); 20] = [
     ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "failure modes apply while the store is unreachable"),
     ("EXPIRATION_JITTER_MAX_SECONDS", "counters expire with their window"),
     ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are always cached"),
-    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "a counter stops one above its limit"),
+    (
+        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
+        "set `PACEGATE_DESCRIPTORS=together`, under which a denied request consumes nothing",
+    ),
     ("NEAR_LIMIT_RATIO", "metrics report the units left"),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the rule files must exist"),
     ("DEBUG_PORT", "use the HTTP listener"),
