@@ -37,10 +37,12 @@ const RUNS: usize = 5;
 const ATTACK_EVERY: usize = 10;
 
 /// Starts a service, which requires an API key if `keys` is set.
-fn start(bounds: &str, keys: bool) -> Service {
+/// Keep the folder while the service runs, since it watches the file.
+fn start(bounds: &str, keys: bool) -> (Folder, Service) {
     let keys = if keys { "keys: [{ name: honest, env: TEST_KEY, scope: admin }]\n" } else { "" };
     let folder = Folder::with_config(&format!("bounds: {{ {bounds} }}\n{keys}{POLICIES}"));
-    Service::start_with(&["--config", &folder.config()], &[("TEST_KEY", KEY)])
+    let service = Service::start_with(&["--config", &folder.config()], &[("TEST_KEY", KEY)]);
+    (folder, service)
 }
 
 /// Returns the resident memory of a process, in KiB.
@@ -121,7 +123,7 @@ fn read_stream(stream: &mut TcpStream, id: u32) -> Vec<(u8, u8, Vec<u8>)> {
 #[test]
 fn a_body_is_not_read_before_the_key() {
     // A service that reads the body first would not answer before the client times out.
-    let service = start("read_timeout: 1h", true);
+    let (_folder, service) = start("read_timeout: 1h", true);
     for path in ["/v1/check", "/v1/check/batch", "/v1/refund", "/v1/acquire", "/v1/block", "/json"]
     {
         let mut stream = connect(service.address("http")).unwrap();
@@ -150,7 +152,7 @@ fn a_body_is_not_read_before_the_key() {
 
 #[test]
 fn commands_are_short_before_authentication() {
-    let service = start("", true);
+    let (_folder, service) = start("", true);
     let mut stream = connect(service.address("resp")).unwrap();
     stream.write_all(b"*2\r\n$4\r\nAUTH\r\n$60000\r\n").unwrap();
     let mut said = String::new();
@@ -198,7 +200,7 @@ fn requests_without_a_key_are_read_slowly() {
 #[test]
 fn unfinished_bodies_are_bounded() {
     const CONNECTIONS: u64 = 12;
-    let service = start("read_timeout: 1h", false);
+    let (_folder, service) = start("read_timeout: 1h", false);
     Http::connect(service.address("http")).unwrap().check(None, CHECK).unwrap();
     let before = resident(&service);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -273,7 +275,7 @@ fn batches(streams: u32) -> Vec<u8> {
 
 #[test]
 fn unread_answers_are_bounded() {
-    let service = start("read_timeout: 1h, write_timeout: 1h", false);
+    let (_folder, service) = start("read_timeout: 1h, write_timeout: 1h", false);
     let mut honest = Http::connect(service.address("http")).unwrap();
     honest.check(None, CHECK).unwrap();
     let before = resident(&service);
@@ -318,7 +320,7 @@ fn health(id: u32) -> Vec<u8> {
 
 #[test]
 fn a_client_that_reads_no_answers_is_disconnected() {
-    let service = start("write_timeout: 300ms, idle_timeout: 5m", false);
+    let (_folder, service) = start("write_timeout: 300ms, idle_timeout: 5m", false);
     // The HTTP/2 window is full; the client sends another request from time to time.
     for (listener, request) in [("http", page as fn(u32) -> Vec<u8>), ("grpc", health)] {
         let mut stream = connect(service.address(listener)).unwrap();
@@ -353,7 +355,7 @@ fn a_client_that_reads_no_answers_is_disconnected() {
 
 #[test]
 fn idle_grpc_connections_are_closed() {
-    let service = start("idle_timeout: 300ms, read_timeout: 300ms", false);
+    let (_folder, service) = start("idle_timeout: 300ms, read_timeout: 300ms", false);
     let mut client = Grpc::connect(service.address("grpc")).unwrap();
     assert!(client.ask(None, "e", &[("key", "k")]).unwrap().allowed);
     // The client answers pings.
@@ -363,7 +365,7 @@ fn idle_grpc_connections_are_closed() {
 
 #[test]
 fn an_address_gets_half_of_the_connections_before_authentication() {
-    let service = start("connections: 20", true);
+    let (_folder, service) = start("connections: 20", true);
     let is_closed = |stream: &mut TcpStream| {
         stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let waits = [ErrorKind::WouldBlock, ErrorKind::TimedOut];
@@ -403,7 +405,7 @@ fn an_address_gets_half_of_the_connections_before_authentication() {
 
 #[test]
 fn resets_do_not_flood_the_log() {
-    let service = start("", true);
+    let (_folder, service) = start("", true);
     let begun = Instant::now();
     for listener in ["http", "grpc"] {
         for round in 0..50_u8 {
@@ -562,7 +564,7 @@ fn withstand(
     honest: fn(&Service) -> Box<dyn Honest>,
     attack: &Attack,
 ) -> String {
-    let [other, service] = [(); 2].map(|()| start("", true));
+    let [(_folder, other), (_other_folder, service)] = [(); 2].map(|()| start("", true));
     let mut honest = [&other, &service].map(honest);
     // Memory is measured after the first answer.
     honest.iter_mut().for_each(|honest| honest.ask());
