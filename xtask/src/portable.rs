@@ -31,7 +31,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     cargo(&words, &[("RUSTUP_TOOLCHAIN", OLDEST)])
 }
 
-/// Runs `rustup`, and returns what it prints.
+/// Runs `rustup` and returns its output.
 fn rustup(words: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new("rustup");
     command.args(words).current_dir(root());

@@ -114,7 +114,7 @@ impl From<DescriptorMode> for Descriptors {
     }
 }
 
-/// Returns the signals that reload the server, and those that end it: SIGHUP, SIGTERM and SIGINT.
+/// Returns the signal that reloads the server, SIGHUP, and the signals that end it, SIGTERM and SIGINT.
 fn signals() -> io::Result<[Signal; 3]> {
     let kinds = [SignalKind::hangup(), SignalKind::terminate(), SignalKind::interrupt()];
     let [hangup, terminate, interrupt] = kinds.map(signal);

@@ -199,18 +199,18 @@ function showState() {
   }
   byId("state").dataset.state = state;
   put(byId("state"), text);
-  const told = JSON.stringify(alerts);
-  if (byId("alerts").dataset.told === told) return;
-  byId("alerts").dataset.told = told;
+  const shown = JSON.stringify(alerts);
+  if (byId("alerts").dataset.shown === shown) return;
+  byId("alerts").dataset.shown = shown;
   byId("alerts").replaceChildren(...alerts.map(([kind, line]) => make(`p.alert.${kind}`, {}, line)));
 }
 
 function troubles({ store, reload_complaint: complaint, draining }) {
-  const told = [];
-  if (store.reachable === false) told.push(["bad", `Store unreachable: ${store.outage}.`]);
-  if (complaint) told.push(["warn", `Configuration reload failed, keeping the previous one: ${complaint}`]);
-  if (draining) told.push(["warn", "The server is shutting down: it accepts no new connections."]);
-  return told;
+  const alerts = [];
+  if (store.reachable === false) alerts.push(["bad", `Store unreachable: ${store.outage}.`]);
+  if (complaint) alerts.push(["warn", `Configuration reload failed, keeping the previous one: ${complaint}`]);
+  if (draining) alerts.push(["warn", "The server is shutting down: it accepts no new connections."]);
+  return alerts;
 }
 
 function openKeys() {

@@ -107,13 +107,13 @@ function algorithmOf(policy) {
 }
 
 function badges(policy) {
-  const told = [];
-  if (policy.mode === "shadow") told.push(make("span.badge.shadow", { title: "Counts but never denies" }, "shadow"));
-  if (policy.domain && policy.domain !== "default") told.push(make("span.badge", { title: "Domain" }, policy.domain));
+  const badges = [];
+  if (policy.mode === "shadow") badges.push(make("span.badge.shadow", { title: "Counts but never denies" }, "shadow"));
+  if (policy.domain && policy.domain !== "default") badges.push(make("span.badge", { title: "Domain" }, policy.domain));
   if (policy.failure && policy.failure !== USUAL_FAILURE) {
-    told.push(make("span.badge", { title: "Failure mode if the store is unreachable" }, `fails ${policy.failure}`));
+    badges.push(make("span.badge", { title: "Failure mode if the store is unreachable" }, `fails ${policy.failure}`));
   }
-  return told;
+  return badges;
 }
 
 /** Describes the match and the key of a policy in a few words. */

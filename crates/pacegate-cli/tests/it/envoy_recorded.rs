@@ -80,7 +80,7 @@ const VALUES: [&str; 6] = ["a", "b", "ab", "abc", "x1", ""];
 const RULE_VALUES: [&str; 8] = ["", "", "a", "b", "a*", "ab*", "*", "x*"];
 /// Windows that are long enough not to end between recording or repeating two requests.
 const UNITS: [&str; 3] = ["week", "month", "year"];
-/// Those that this version accepts in requests.
+/// The units that the recorded version accepts in requests.
 const OVERRIDE_UNITS: [&str; 2] = ["MONTH", "YEAR"];
 
 /// Adds random descriptors at one level of a tree.

@@ -37,7 +37,7 @@ const RUNS: usize = 5;
 const ATTACK_EVERY: usize = 10;
 
 /// Starts a service, which requires an API key if `keys` is set.
-/// Keep the folder while the service runs, since it watches the file.
+/// Keep the folder while the service runs: it watches the file.
 fn start(bounds: &str, keys: bool) -> (Folder, Service) {
     let keys = if keys { "keys: [{ name: honest, env: TEST_KEY, scope: admin }]\n" } else { "" };
     let folder = Folder::with_config(&format!("bounds: {{ {bounds} }}\n{keys}{POLICIES}"));

@@ -245,8 +245,8 @@ fn connections_have_a_cap() {
     }
     let log = service.log();
     for listener in ["http", "grpc", "resp"] {
-        let told = format!("too many connections; closing new ones listener=\"{listener}\" max=50");
-        assert_eq!(log.matches(&told).count(), 1, "{log}");
+        let line = format!("too many connections; closing new ones listener=\"{listener}\" max=50");
+        assert_eq!(log.matches(&line).count(), 1, "{log}");
     }
     let metrics = healthy.http.get("/metrics").unwrap().body;
     let refused = r#"pacegate_connections_refused_total{listener="resp"} "#;

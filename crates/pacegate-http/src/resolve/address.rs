@@ -113,7 +113,7 @@ impl ClientAddress {
         Self::with(Trust::Networks(networks.into_iter().map(canonical_net).collect()))
     }
 
-    /// Trusts this number of proxies in a row, whatever their addresses are. Use 1 for a single proxy in front of this
+    /// Trusts this number of proxies in a row, at any address. Use 1 for a single proxy in front of this
     /// server.
     ///
     /// Every request must pass through all of the proxies. A client that can bypass one of them can forge its address.

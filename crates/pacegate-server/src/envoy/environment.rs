@@ -61,9 +61,9 @@ impl Deployment {
         is_named: bool,
     ) -> Result<Option<Self>> {
         let variables = Variables(lookup);
-        // Other programs have a variable of this name too.
-        let type_ = variables.text("CONFIG_TYPE");
-        let has_type = type_.is_some_and(|it| ["FILE", "GRPC_XDS_SOTW"].contains(&&*it));
+        // Other programs have a variable of this name too, with other values.
+        let config_type = variables.text("CONFIG_TYPE");
+        let has_type = config_type.is_some_and(|it| ["FILE", "GRPC_XDS_SOTW"].contains(&&*it));
         if !is_named && !has_type && SIGNS.into_iter().all(|name| variables.text(name).is_none()) {
             return Ok(None);
         }
