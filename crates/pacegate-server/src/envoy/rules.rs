@@ -128,7 +128,7 @@ impl Rules {
 
     /// Parses files.
     pub(crate) fn parse(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Self, FileError> {
-        compile::rules(sources, options)
+        compile::files(sources, options)
     }
 
     /// Returns these policies together with those of the rules.
