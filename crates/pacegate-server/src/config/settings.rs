@@ -1,6 +1,6 @@
 //! The whole file, and the settings that it is read into. Each section is declared in the file that reads it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use pacegate::{PolicySet, policy::FailureMode};
 use pacegate_http::{HeaderStyle, Headers, ResetStyle};
@@ -178,8 +178,10 @@ pub struct Settings {
     pub descriptors: Option<Descriptors>,
     /// Options for Envoy's descriptors.
     pub(crate) envoy: EnvoyOptions,
-    /// The folder of rules, if the server was started in the place of envoyproxy/ratelimit.
-    pub ratelimit: Option<PathBuf>,
+    /// The origin of the rules, for messages, if the server was started in the place of envoyproxy/ratelimit.
+    pub ratelimit: Option<String>,
+    /// True if the server is unhealthy without rules.
+    pub(crate) needs_rules: bool,
     /// TLS and API keys.
     pub security: Security,
     /// Limits on the resources that clients can use.
@@ -242,6 +244,7 @@ impl Settings {
             descriptors: None,
             envoy: EnvoyOptions::default(),
             ratelimit: None,
+            needs_rules: false,
             security: Security::default(),
             bounds: Bounds::default(),
         }

@@ -372,8 +372,10 @@ async fn health_check(
     if !SERVICES.contains(&&*service) {
         return Err(Failure::new(GrpcCode::NotFound, "unknown service"));
     }
-    let health =
-        if active.is_draining() { ServingStatus::NotServing } else { ServingStatus::Serving };
+    let health = match active.is_draining() || active.lacks_rules() {
+        true => ServingStatus::NotServing,
+        false => ServingStatus::Serving,
+    };
     Ok((health_message(health), false))
 }
 
@@ -527,7 +529,9 @@ impl From<TooMuch> for Failure {
 impl From<EnvoyError> for Failure {
     fn from(error: EnvoyError) -> Self {
         let code = match &error {
-            EnvoyError::Check(_) | EnvoyError::Store(_) => GrpcCode::Unavailable,
+            EnvoyError::Check(_) | EnvoyError::Store(_) | EnvoyError::NoConfiguration => {
+                GrpcCode::Unavailable
+            }
             EnvoyError::EmptyDomain
             | EnvoyError::NoDescriptors
             | EnvoyError::Unit
