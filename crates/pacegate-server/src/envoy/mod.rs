@@ -7,15 +7,12 @@ mod decide;
 mod environment;
 mod file;
 mod grpc;
-#[cfg(test)]
-mod grpc_tests;
 mod json;
 mod limits;
 mod metadata;
 mod name;
 mod options;
 mod pattern;
-mod preface;
 pub(crate) mod proto;
 mod resolve;
 mod response;

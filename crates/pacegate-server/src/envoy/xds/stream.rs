@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header, uri::Authority};
 use http_body_util::BodyExt;
 use hyper::{
@@ -33,7 +33,10 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::{
-    super::file::shorten,
+    super::{
+        file::shorten,
+        grpc::message::{PREFIX, framed},
+    },
     options::{XdsOptions, XdsTlsFiles, host_and_port},
     proto::{DiscoveryRequest, DiscoveryResponse},
 };
@@ -88,8 +91,6 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_retries(3);
 /// HTTP/2 flow-control window.
 const WINDOW_BYTES: u32 = 1 << 20;
-/// Length of the message prefix: the compression flag, and four bytes for the length.
-const PREFIX_BYTES: usize = 5;
 /// Requests that wait to be sent. Each answers a response, so there is rarely more than one.
 const MAX_QUEUED: usize = 4;
 
@@ -212,18 +213,9 @@ fn request(server: &Authority, options: &XdsOptions, body: RequestBody) -> Reque
     request
 }
 
-fn framed(message: &DiscoveryRequest) -> Bytes {
-    let length = message.encoded_len();
-    let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + length);
-    bytes.put_u8(0);
-    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    bytes.extend_from_slice(&message.encode_to_vec());
-    bytes.freeze()
-}
-
 /// Takes a whole message from the start of the buffer.
 fn take_message(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, StreamError> {
-    let Some(mut prefix) = buffer.get(..PREFIX_BYTES) else { return Ok(None) };
+    let Some(mut prefix) = buffer.get(..PREFIX) else { return Ok(None) };
     if prefix.get_u8() != 0 {
         return Err(StreamError::Compressed);
     }
@@ -231,10 +223,10 @@ fn take_message(buffer: &mut BytesMut, max: usize) -> Result<Option<Bytes>, Stre
     if length > max {
         return Err(StreamError::TooLarge(length));
     }
-    if buffer.len() - PREFIX_BYTES < length {
+    if buffer.len() - PREFIX < length {
         return Ok(None);
     }
-    buffer.advance(PREFIX_BYTES);
+    buffer.advance(PREFIX);
     Ok(Some(buffer.split_to(length).freeze()))
 }
 
