@@ -19,6 +19,7 @@ mod response;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
+mod stats;
 mod store_url;
 mod variables;
 
@@ -31,4 +32,5 @@ pub(crate) use json::{JsonRequest, JsonResponse};
 pub(crate) use options::EnvoyOptions;
 pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
+pub(crate) use stats::{HitStats, Pages, StatsSettings, Statsd};
 pub(crate) use variables::EnvironmentError;
