@@ -19,6 +19,7 @@ mod response;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
+mod stats;
 mod store_url;
 mod variables;
 mod xds;
@@ -32,6 +33,7 @@ pub(crate) use json::{JsonRequest, JsonResponse};
 pub(crate) use options::EnvoyOptions;
 pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
+pub(crate) use stats::{HitStats, Pages, StatsSettings, Statsd};
 pub(crate) use variables::EnvironmentError;
 pub use xds::ConfigClient;
 pub(crate) use xds::{AcceptedResources, Resources, XdsOptions, rules as resource_rules};

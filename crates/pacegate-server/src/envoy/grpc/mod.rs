@@ -98,6 +98,7 @@ impl Protocol for Grpc {
             Box::pin(async move {
                 let _open = watch.begin(Version::HTTP_2);
                 let begun = Instant::now();
+                let is_decision = request.uri().path() == SHOULD_RATE_LIMIT;
                 let span = trace::request("grpc", request.headers());
                 let respond = respond(&active, &watch, &drain, request);
                 let response = match span.is_none() {
@@ -107,7 +108,11 @@ impl Protocol for Grpc {
                 if response.headers().contains_key(DEGRADED) {
                     metrics.count_degraded(1);
                 }
-                metrics.count(usize::from(response.body().is_failure()), begun.elapsed());
+                let code = usize::from(response.body().is_failure());
+                match is_decision {
+                    true => metrics.count(code, begun.elapsed()),
+                    false => metrics.count_other(code, begun.elapsed()),
+                }
                 Ok::<_, std::convert::Infallible>(response)
             })
         });

@@ -90,7 +90,7 @@ fn descriptor(descriptor: ConfigDescriptor) -> RuleDescriptor {
         shadow_mode: Some(descriptor.shadow_mode),
         quota_mode: Some(descriptor.quota_mode),
         metadata: descriptor.metadata.as_ref().map(metadata::object),
-        _detailed_metric: Some(descriptor.detailed_metric),
+        detailed_metric: Some(descriptor.detailed_metric),
         ..RuleDescriptor::default()
     }
 }
