@@ -21,7 +21,7 @@ use super::{
     store::StoreSection,
 };
 use crate::{
-    envoy::{EnvoyOptions, Rules},
+    envoy::{EnvoyOptions, Rules, StatsSettings},
     listeners::ListenAddresses,
 };
 
@@ -178,6 +178,8 @@ pub struct Settings {
     pub descriptors: Option<Descriptors>,
     /// Options for Envoy's descriptors.
     pub(crate) envoy: EnvoyOptions,
+    /// The statistics of envoyproxy/ratelimit, if the server was started in its place.
+    pub(crate) stats: Option<StatsSettings>,
     /// The folder of rules, if the server was started in the place of envoyproxy/ratelimit.
     pub ratelimit: Option<PathBuf>,
     /// TLS and API keys.
@@ -241,6 +243,7 @@ impl Settings {
             problem_details: false,
             descriptors: None,
             envoy: EnvoyOptions::default(),
+            stats: None,
             ratelimit: None,
             security: Security::default(),
             bounds: Bounds::default(),

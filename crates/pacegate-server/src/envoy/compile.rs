@@ -12,6 +12,7 @@ use super::{
     metadata, name,
     options::EnvoyOptions,
     rules::{Level, Node, Rule, Rules, WrittenRule},
+    stats::{HitLevel, RuleHits},
 };
 
 /// Compiles the descriptors of one document.
@@ -23,6 +24,8 @@ struct Compiler<'a> {
     path: Vec<(String, Option<String>)>,
     /// Indexes of the enclosing descriptors whose values are part of the key.
     varying: Vec<usize>,
+    /// The enclosing descriptors in the names of statistics.
+    levels: Vec<HitLevel>,
     /// The number of enclosing descriptors with `share_threshold`.
     shared: usize,
 }
@@ -56,8 +59,8 @@ fn domain(rules: &mut Rules, source: &RuleFile, root: &RuleDocument) -> Result<(
         return Err(source.error(root.domain.referenced, message));
     }
     let mut level = rules.domains.remove(domain.as_bytes()).unwrap_or_default();
-    let mut compiler =
-        Compiler { source, domain, rules, path: Vec::new(), varying: Vec::new(), shared: 0 };
+    let (path, varying, levels) = (Vec::new(), Vec::new(), Vec::new());
+    let mut compiler = Compiler { source, domain, rules, path, varying, levels, shared: 0 };
     compiler.descriptors(&mut level, root.descriptors.as_deref().unwrap_or_default())?;
     rules.domains.insert(domain.as_bytes().into(), level);
     Ok(())
@@ -99,6 +102,8 @@ impl Compiler<'_> {
         }
         let shares = usize::from(descriptor.share_threshold.as_ref().is_some_and(|it| it.value));
         self.shared += shares;
+        let is_detailed = varies && descriptor.value_to_metric.unwrap_or_default();
+        self.levels.push(HitLevel::new(key, value, is_detailed, shares > 0));
         self.path.push((key.to_owned(), value.map(str::to_owned)));
         let rule = self.rule(item)?;
         let place = (self.source.file.clone(), at.line());
@@ -109,6 +114,7 @@ impl Compiler<'_> {
             self.varying.pop();
         }
         self.shared -= shares;
+        self.levels.pop();
         level.insert(key, value, node).map_err(|(file, line)| {
             let key = shorten(key, 40);
             let value = value.map_or_else(
@@ -162,6 +168,7 @@ impl Compiler<'_> {
             name: named.map_or_else(Bytes::new, |name| name.value.clone().into()),
             bounds,
             varying: self.varying.clone(),
+            hits: RuleHits::new(&self.levels, descriptor.detailed_metric.unwrap_or_default()),
             is_shared: self.shared > 0,
             replaces: self.replaces(&limits)?,
             shadow: descriptor.shadow_mode.unwrap_or_default(),

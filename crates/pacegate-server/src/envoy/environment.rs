@@ -10,6 +10,7 @@ use super::{
     file::shorten,
     options::{EnvoyOptions, HeaderNames},
     rules::runtime_path,
+    stats::{StatsSettings, prefer_ipv4},
     variables::{EnvironmentError, Result, Variables},
 };
 use crate::{
@@ -33,6 +34,7 @@ pub(crate) struct Deployment {
     /// For gRPC only, as in envoyproxy/ratelimit: probes of the HTTP port do not use TLS.
     tls: Option<TlsFiles>,
     shadow: bool,
+    stats: Option<StatsSettings>,
 }
 
 /// Log settings.
@@ -76,10 +78,11 @@ impl Deployment {
             log: variables.logging()?,
             warnings: variables.warnings(),
             store: variables.store()?,
-            http: variables.bind("HOST", "PORT")?,
-            grpc: variables.bind("GRPC_HOST", "GRPC_PORT")?,
+            http: Bind::At(variables.address("HOST", "PORT")?),
+            grpc: Bind::At(variables.address("GRPC_HOST", "GRPC_PORT")?),
             tls: variables.tls()?,
             shadow: variables.switch("SHADOW_MODE")?,
+            stats: variables.stats(is_named)?,
         }))
     }
 
@@ -94,6 +97,7 @@ impl Deployment {
         settings.shadow |= self.shadow;
         settings.security.grpc_tls.clone_from(&self.tls);
         settings.envoy.clone_from(&self.options);
+        settings.stats.clone_from(&self.stats);
         settings.ratelimit = Some(self.files.clone());
     }
 }
@@ -152,21 +156,25 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Ok(Logging { level, json: self.is("LOG_FORMAT", "json") })
     }
 
-    fn bind(&self, host: &'static str, port: &'static str) -> Result<Bind> {
-        let number: u16 = self.text_or_default(port).parse().map_err(|_| {
-            EnvironmentError::new(port, "is not a port: expected a number from 0 to 65535")
-        })?;
+    /// Parses the number of a port.
+    pub(super) fn port(&self, name: &'static str) -> Result<u16> {
+        let problem = "is not a port: expected a number from 0 to 65535";
+        let number = self.text_or_default(name).parse();
+        number.map_err(|_| EnvironmentError::new(name, problem))
+    }
+
+    /// Resolves the address of a listener.
+    pub(super) fn address(&self, host: &'static str, port: &'static str) -> Result<SocketAddr> {
+        let number = self.port(port)?;
         let name = self.text_or_default(host);
         let found = (name.as_str(), number).to_socket_addrs().ok();
-        let address: Option<SocketAddr> = found.and_then(|mut all| all.next());
-        let address = address.ok_or_else(|| {
+        found.and_then(prefer_ipv4).ok_or_else(|| {
             let name = shorten(&name, 40);
             let problem = format!(
                 "is `{name}`: expected an address or a name that resolves, such as 0.0.0.0"
             );
             EnvironmentError::new(host, problem)
-        })?;
-        Ok(Bind::At(address))
+        })
     }
 
     fn tls(&self) -> Result<Option<TlsFiles>> {
@@ -276,7 +284,7 @@ mod tests {
             ("REDIS_URL", "redis:6379"),
             ("REDIS_SOCKET_TYPE", "tcp"),
             ("CACHE_KEY_PREFIX", "rl:"),
-            ("USE_STATSD", "false"),
+            ("REDIS_POOL_SIZE", "9"),
             ("REDIS_TIMEOUT", "2s"),
             ("RESPONSE_DYNAMIC_METADATA", "true"),
         ])
@@ -289,9 +297,10 @@ mod tests {
             (headers.limit.as_str(), headers.reset.as_str()),
             ("RateLimit-Limit", "X-Reset")
         );
-        let about = "USE_STATSD has no effect: metrics are at /metrics of the HTTP listener, \
-                     for Prometheus";
-        assert_eq!(deployment.warnings, [about]);
+        assert_eq!(
+            deployment.warnings,
+            ["REDIS_POOL_SIZE has no effect: requests share connections"]
+        );
         let mut settings = Settings::new(PolicySet::new([]).unwrap());
         deployment.apply(&mut settings);
         assert_eq!(settings.listen[ListenerId::Http], Bind::At("[::1]:9090".parse().unwrap()));

@@ -56,11 +56,8 @@ pub(super) struct RuleDescriptor {
     pub(super) share_threshold: Option<Spanned<bool>>,
     pub(super) metadata: Option<serde_json::Map<String, serde_json::Value>>,
     pub(super) failure: Option<Spanned<String>>,
-    /// Ignored, as is the next: metrics are labelled by policy.
-    #[serde(rename = "detailed_metric")]
-    _detailed_metric: Option<bool>,
-    #[serde(rename = "value_to_metric")]
-    _value_to_metric: Option<bool>,
+    pub(super) detailed_metric: Option<bool>,
+    pub(super) value_to_metric: Option<bool>,
 }
 
 /// A limit.

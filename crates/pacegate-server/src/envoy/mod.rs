@@ -7,21 +7,19 @@ mod decide;
 mod environment;
 mod file;
 mod grpc;
-#[cfg(test)]
-mod grpc_tests;
 mod json;
 mod limits;
 mod metadata;
 mod name;
 mod options;
 mod pattern;
-mod preface;
 pub(crate) mod proto;
 mod resolve;
 mod response;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
+mod stats;
 mod store_url;
 mod variables;
 
@@ -34,4 +32,5 @@ pub(crate) use json::{JsonRequest, JsonResponse};
 pub(crate) use options::EnvoyOptions;
 pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
+pub(crate) use stats::{HitStats, Pages, StatsSettings, Statsd};
 pub(crate) use variables::EnvironmentError;

@@ -18,6 +18,7 @@ use super::{
     options::EnvoyOptions,
     pattern::Pattern,
     proto::{Entry, Struct},
+    stats::RuleHits,
 };
 use crate::long_key_digest;
 
@@ -92,6 +93,8 @@ pub(crate) struct Rule {
     pub(super) bounds: Vec<Bound>,
     /// Indexes of the entries whose values are the key.
     pub(super) varying: Vec<usize>,
+    /// Its name in statistics.
+    pub(super) hits: RuleHits,
     /// True if a level has `share_threshold`.
     pub(super) is_shared: bool,
     /// Names of rules that do not apply where this one does.

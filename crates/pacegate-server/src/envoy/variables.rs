@@ -34,7 +34,7 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// Variables that have an effect.
-const VARIABLES: [Variable; 42] = [
+const VARIABLES: [Variable; 56] = [
     variable("RUNTIME_ROOT", "/srv/runtime_data/current", "folder of the files"),
     variable("RUNTIME_SUBDIRECTORY", "", "folder below `RUNTIME_ROOT`"),
     variable("RUNTIME_APPDIRECTORY", "config", "folder below `RUNTIME_SUBDIRECTORY`"),
@@ -49,6 +49,20 @@ const VARIABLES: [Variable; 42] = [
     variable("GRPC_SERVER_TLS_CERT", "", "PEM file; reloaded"),
     variable("GRPC_SERVER_TLS_KEY", "", "PEM file; reloaded"),
     variable("GRPC_CLIENT_TLS_CACERT", "", "if set, clients need a certificate of this authority"),
+    variable("USE_PROMETHEUS", "false", "metrics of rules at `PROMETHEUS_ADDR`"),
+    variable("PROMETHEUS_ADDR", ":9090", "address for these metrics"),
+    variable("PROMETHEUS_PATH", "/metrics", "path of these metrics"),
+    variable("USE_STATSD", "true", "counters by statsd; off by default with `USE_PROMETHEUS`"),
+    variable("USE_DOG_STATSD", "false", "counters by DogStatsD, over UDP and with tags"),
+    variable("STATSD_HOST", "localhost", "address or name of the statsd server"),
+    variable("STATSD_PORT", "8125", "port of the statsd server"),
+    variable("STATSD_PROTOCOL", "tcp", "`tcp` or `udp`"),
+    variable("STATS_FLUSH_INTERVAL", "10s", "interval of sending to statsd"),
+    variable("EXTRA_TAGS", "", "tags for statsd: `name:value,name:value`"),
+    variable("NEAR_LIMIT_RATIO", "0.8", "hits above this part of a limit are near it"),
+    variable("DISABLE_STATS", "false", "no metrics for Prometheus, and no statsd"),
+    variable("DEBUG_HOST", "0.0.0.0", "address or name for `/rlconfig` and `/stats`"),
+    variable("DEBUG_PORT", "6070", "its port; off unless set or the program is called `ratelimit`"),
     variable("LOG_LEVEL", "WARN", "log level, unless `PACEGATE_LOG` is set"),
     variable("LOG_FORMAT", "text", "`text` or `json`, unless `PACEGATE_LOG_FORMAT` is set"),
     variable("BACKEND_TYPE", "redis", "`memcache` is rejected"),
@@ -80,7 +94,7 @@ const VARIABLES: [Variable; 42] = [
 ];
 
 /// Variables without effect, and the reason.
-const WITHOUT_EFFECT: [(&str, &str); 20] = [
+const WITHOUT_EFFECT: [(&str, &str); 14] = [
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
     ("REDIS_POOL_SIZE", "requests share connections"),
     ("REDIS_PIPELINE_WINDOW", "requests are batched automatically"),
@@ -92,15 +106,9 @@ const WITHOUT_EFFECT: [(&str, &str); 20] = [
         "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
         "set `PACEGATE_DESCRIPTORS=together`, under which a denied request consumes nothing",
     ),
-    ("NEAR_LIMIT_RATIO", "metrics report the units left"),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the rule files must exist"),
-    ("DEBUG_PORT", "use the HTTP listener"),
-    ("USE_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
-    ("USE_DOG_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
-    ("PROMETHEUS_ADDR", "metrics are at /metrics of the HTTP listener"),
-    ("PROMETHEUS_PATH", "metrics are at /metrics of the HTTP listener"),
-    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled by policy"),
-    ("EXTRA_TAGS", "add labels in Prometheus"),
+    ("USE_DOG_STATSD_MOGRIFIERS", "names of counters do not change"),
+    ("PROMETHEUS_MAPPER_YAML", "names and labels are those of the default mapping"),
     ("GRPC_MAX_CONNECTION_AGE", "connections have no maximum age"),
     ("TRACING_ENABLED", "set OTEL_EXPORTER_OTLP_ENDPOINT to send traces"),
     ("GRPC_CLIENT_TLS_SAN", "every certificate of the client CA is accepted"),
