@@ -164,6 +164,11 @@ impl ListenerMetrics {
         Latency(std::array::from_fn(|place| self.sum(|shard| &shard.decisions[place])))
     }
 
+    /// Returns the sum of the times of all responses.
+    pub(crate) fn total_time(&self) -> Duration {
+        Duration::from_nanos(self.sum(|shard| &shard.nanos))
+    }
+
     /// Returns the number of open connections.
     pub(crate) fn connections(&self) -> usize {
         self.socket.as_ref().map_or(0, |socket| socket.open())
@@ -179,6 +184,12 @@ impl Latency {
     /// Returns the number of requests.
     pub(crate) fn count(&self) -> u64 {
         self.0.iter().fold(0, |sum, count| sum.wrapping_add(*count))
+    }
+
+    /// Returns the highest time of each bucket, which the last one lacks, and its number of requests.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
+        let bounds = BOUNDS.map(|micros| Some(Duration::from_micros(micros)));
+        bounds.into_iter().chain([None]).zip(self.0)
     }
 
     /// Returns the requests that are not in an earlier histogram.
@@ -311,7 +322,7 @@ impl Families<'_> {
             let times = Latency(std::array::from_fn(times));
             let bounds = BOUNDS.map(|micros| Duration::from_micros(micros).as_secs_f64());
             let buckets: Vec<_> = bounds.into_iter().chain([f64::INFINITY]).zip(times.0).collect();
-            let sum = Duration::from_nanos(listener.sum(|shard| &shard.nanos)).as_secs_f64();
+            let sum = listener.total_time().as_secs_f64();
             let labels = [("listener", listener.name)];
             let mut encoder = encoder.encode_family(&labels)?;
             encoder.encode_histogram::<NoLabelSet>(sum, times.count(), &buckets, None)?;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     body::{Body, Frame, Incoming},
@@ -22,15 +22,16 @@ use tokio::{
 };
 
 use super::{
-    CODES,
-    file::RuleFile,
-    grpc::Grpc,
-    options::EnvoyOptions,
-    proto::{
-        Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
-        Unit,
+    super::{
+        file::RuleFile,
+        options::EnvoyOptions,
+        proto::{
+            Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
+            RateLimitResponse, Unit,
+        },
+        rules::Rules,
     },
-    rules::Rules,
+    CODES, Grpc, bearer,
 };
 use crate::{
     active_config::{ActiveConfig, State},
@@ -370,4 +371,19 @@ async fn a_message_has_to_arrive_in_time() {
         .unwrap();
     let response = client.send_request(request).await.unwrap();
     assert_eq!(response.headers()["grpc-status"], "4");
+}
+
+#[test]
+fn a_key_comes_after_its_scheme() {
+    for (value, key) in [
+        ("Bearer abc", Some(&b"abc"[..])),
+        ("bearer abc", Some(b"abc")),
+        ("Basic abcd", None),
+        ("Bear", None),
+    ] {
+        let value = HeaderValue::from_static(value);
+        let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
+        assert_eq!(bearer(&headers), key);
+    }
+    assert_eq!(bearer(&HeaderMap::new()), None);
 }
