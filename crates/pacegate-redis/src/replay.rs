@@ -311,7 +311,9 @@ fn charge_log(
         *free -= units.cast_signed();
         *reset = period_micros(limit);
         if !outcome.is_admitted() {
-            outcome = log_outcome((limit, 0), (0, *reset), wait);
+            let remaining = if excess == Excess::Count { whole } else { 0 };
+            let [wait, reset] = [wait, *reset].map(Duration::from_micros);
+            outcome = Outcome::denied(remaining, Some(wait), reset);
         }
     }
     (outcome, units)

@@ -64,7 +64,8 @@ impl Model {
         self.answer(now, retry_after)
     }
 
-    /// Charges `cost` at `now`, even if it does not fit. If it does not, the retry time is that of one more unit.
+    /// Charges `cost` at `now`, even if it does not fit. If it does not, the retry time is that of one more unit. If the
+    /// excess is only counted, the remaining units are those before the charge.
     pub fn record(&mut self, now: u64, cost: u64, excess: Excess) -> Answer {
         let excess = excess.under(&self.limit);
         let needed = if excess == Excess::Count { cost } else { cost.max(1) };
@@ -72,6 +73,7 @@ impl Model {
             return self.charge(now, cost, 0);
         }
         let is_over = needed > 0 || self.excess(now) > 0;
+        let free_before = self.remaining(now);
         let is_debt = matches!(excess, Excess::Debt { .. });
         let max = if let Excess::Debt { max } = excess { max } else { self.limit.max_excess() };
         let capacity = i128::from(self.limit.capacity());
@@ -83,7 +85,11 @@ impl Model {
             self.entries.last_mut().expect("the entry that was pushed").is_debt = is_debt;
         }
         let retry_after = if is_over { self.first_fit(now, 1) } else { Some(0) };
-        self.answer(now, retry_after)
+        let mut answer = self.answer(now, retry_after);
+        if is_over && excess == Excess::Count {
+            answer.remaining = free_before;
+        }
+        answer
     }
 
     fn answer(&self, now: u64, retry_after: Option<u64>) -> Answer {

@@ -26,7 +26,8 @@ pub enum Excess {
     Reject,
     /// The charge is denied, but counted in full. Fixed windows do not carry the excess into the next window.
     ///
-    /// A cost of 0 is admitted until the counter exceeds the limit. envoyproxy/ratelimit counts like this.
+    /// A cost of 0 is admitted until the counter exceeds the limit. The outcome of a denial has the units that were free
+    /// before. envoyproxy/ratelimit counts like this.
     Count,
     /// The charge is denied, but recorded in full: its units have already been spent. Later requests wait until the
     /// debt is paid back: fixed windows carry it into later windows, buckets refill, and other algorithms forget it
@@ -152,7 +153,13 @@ fn record(limit: &Limit, state: &mut State, now: u64, cost: u64, excess: Excess)
             _ => token_bucket::add(limit, *state, now, units),
         };
     }
-    (step(limit, state, now, 0), units)
+    let outcome = step(limit, state, now, 0);
+    (Outcome { remaining: free_before(limit, used, excess), ..outcome }, units)
+}
+
+/// Returns the remaining units that a denial reports: none, or if the excess is only counted, those that were free.
+pub(super) fn free_before(limit: &Limit, used: u64, excess: Excess) -> u64 {
+    if excess == Excess::Count { limit.capacity().saturating_sub(used) } else { 0 }
 }
 
 /// Returns the units to record of `cost`, if `used` units are in use.

@@ -69,7 +69,8 @@ impl Log {
         let expires =
             self.frees_after(limit, now, (used + units + 1).saturating_sub(limit.amount()));
         let reset_after = if units > 0 { period } else { reset_after };
-        (Outcome::refused(0, expires.min(period), reset_after), units)
+        let remaining = excess::free_before(limit, used, excess);
+        (Outcome::refused(remaining, expires.min(period), reset_after), units)
     }
 
     /// Takes `cost` units at `now` as permit `id`, 0 in a sliding log.
