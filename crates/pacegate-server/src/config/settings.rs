@@ -1,6 +1,6 @@
 //! The whole file, and the settings that it is read into. Each section is declared in the file that reads it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use pacegate::{PolicySet, policy::FailureMode};
 use pacegate_http::{HeaderStyle, Headers, ResetStyle};
@@ -180,8 +180,10 @@ pub struct Settings {
     pub(crate) envoy: EnvoyOptions,
     /// The statistics of envoyproxy/ratelimit, if the server was started in its place.
     pub(crate) stats: Option<StatsSettings>,
-    /// The folder of rules, if the server was started in the place of envoyproxy/ratelimit.
-    pub ratelimit: Option<PathBuf>,
+    /// The origin of the rules, for messages, if the server was started in the place of envoyproxy/ratelimit.
+    pub ratelimit: Option<String>,
+    /// True if the server is unhealthy without rules.
+    pub(crate) needs_rules: bool,
     /// TLS and API keys.
     pub security: Security,
     /// Limits on the resources that clients can use.
@@ -245,6 +247,7 @@ impl Settings {
             envoy: EnvoyOptions::default(),
             stats: None,
             ratelimit: None,
+            needs_rules: false,
             security: Security::default(),
             bounds: Bounds::default(),
         }

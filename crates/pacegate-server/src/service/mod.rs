@@ -26,6 +26,6 @@ pub(crate) use pace::unauthenticated_turn;
 pub(crate) use quiet::Quiet;
 pub(crate) use rejections::{Guesses, RejectionLog};
 pub(crate) use source::{Peer, Sources};
-pub(crate) use tls::{Tls, TlsError};
+pub(crate) use tls::{Tls, TlsError, certificates};
 pub(crate) use watch::{Watch, describe, drive, is_violation};
 pub(crate) use workers::Workers;

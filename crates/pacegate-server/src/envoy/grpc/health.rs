@@ -46,8 +46,10 @@ pub(super) async fn check(
     if !SERVICES.contains(&&*service) {
         return Err(Failure::new(GrpcCode::NotFound, "unknown service"));
     }
-    let health =
-        if active.is_draining() { ServingStatus::NotServing } else { ServingStatus::Serving };
+    let health = match active.is_draining() || active.lacks_rules() {
+        true => ServingStatus::NotServing,
+        false => ServingStatus::Serving,
+    };
     Ok((framed_status(health), false))
 }
 

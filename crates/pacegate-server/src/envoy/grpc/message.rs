@@ -12,7 +12,7 @@ use super::reply::{Failure, GrpcCode};
 use crate::{config::Bounds, service::Share};
 
 /// Length of the message prefix: the compression flag, and four bytes for the length.
-const PREFIX: usize = 5;
+pub(in crate::envoy) const PREFIX: usize = 5;
 
 /// Reads the message of a call, of at most `max` bytes. A message that has already arrived needs no timer.
 pub(super) async fn receive(
@@ -108,7 +108,8 @@ fn decompress(data: &[u8], max: usize) -> Result<Bytes, Failure> {
     }
 }
 
-pub(super) fn framed(message: &impl Message) -> Bytes {
+/// Encodes a message with its prefix.
+pub(in crate::envoy) fn framed(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut data = BytesMut::with_capacity(PREFIX + length);
     data.put_u8(0);

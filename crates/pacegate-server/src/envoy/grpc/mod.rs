@@ -1,7 +1,7 @@
 //! The gRPC listener: unary calls over HTTP/2.
 
 mod health;
-mod message;
+pub(super) mod message;
 mod preface;
 mod ratelimit;
 mod reply;

@@ -91,7 +91,9 @@ impl From<TooMuch> for Failure {
 impl From<EnvoyError> for Failure {
     fn from(error: EnvoyError) -> Self {
         let code = match &error {
-            EnvoyError::Check(_) | EnvoyError::Store(_) => GrpcCode::Unavailable,
+            EnvoyError::Check(_) | EnvoyError::Store(_) | EnvoyError::NoConfiguration => {
+                GrpcCode::Unavailable
+            }
             EnvoyError::EmptyDomain
             | EnvoyError::NoDescriptors
             | EnvoyError::Unit
