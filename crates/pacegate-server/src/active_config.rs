@@ -126,6 +126,12 @@ impl ActiveConfig {
         (self.refused.load(Ordering::Relaxed), (**self.complaint.load()).clone())
     }
 
+    /// Returns true if the server is unhealthy because it has no rules.
+    pub(crate) fn lacks_rules(&self) -> bool {
+        let settings = &self.revision().settings;
+        settings.needs_rules && settings.rules.is_empty()
+    }
+
     /// Returns the store for counters.
     pub(crate) fn state(&self) -> &State {
         &self.state

@@ -13,7 +13,7 @@ use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::handshake;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pacegate_testkit::servers::Port;
+use pacegate_testkit::servers::{Client, Port};
 
 use crate::{clients::Http, service::Service};
 
@@ -258,4 +258,29 @@ fn statistics_have_the_names_of_envoyproxy_ratelimit() {
     connection.read_to_string(&mut received).unwrap();
     assert!(received.contains(&format!("{total}:5|c\n")), "{received}");
     assert!(service.wait().0.success());
+}
+
+/// The ports of envoyproxy/ratelimit have no authentication, so administration is for this machine only.
+#[test]
+fn administration_is_off_on_a_public_address() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let variables = [("RUNTIME_ROOT", folder.path().to_str().unwrap())];
+    for (args, status) in [
+        (&["--http", "0.0.0.0:0", "--resp", "0.0.0.0:0", "--insecure"][..], 403),
+        (&["--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"], 200),
+    ] {
+        let service = Service::start_with(args, &variables);
+        let address = |name| SocketAddr::from(([127, 0, 0, 1], service.address(name).port()));
+        let mut client = Http::connect(address("http")).unwrap();
+        assert_eq!(client.request("POST", "/v1/reload", None, "").unwrap().status, status);
+        assert_eq!(client.get("/v1/stats").unwrap().status, status);
+        assert_eq!(client.get("/metrics").unwrap().status, 200);
+        assert_eq!(client.get("/healthcheck").unwrap().status, 200);
+        let mut resp = Client::connect(&address("resp").to_string()).unwrap();
+        let reset = resp.command(&["PACEGATE.RESET", "ATTR", "user", "a"]).unwrap();
+        let is_off = reset.text().contains("administration is off");
+        assert_eq!(is_off, status == 403, "{reset:?}");
+    }
 }

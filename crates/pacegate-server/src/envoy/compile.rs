@@ -11,9 +11,20 @@ use super::{
     limits::{self, Bound},
     metadata, name,
     options::EnvoyOptions,
-    rules::{Level, Node, Rule, Rules, WrittenRule},
+    rules::{Level, Node, Place, Rule, Rules, WrittenRule},
     stats::{HitLevel, RuleHits},
 };
+
+/// Adds the descriptor to an error without a line.
+fn located(error: FileError, descriptor: &RuleDescriptor) -> FileError {
+    if error.line > 0 {
+        return error;
+    }
+    let part = |text: &Option<Spanned<String>>| text.as_ref().map(|text| shorten(&text.value, 40));
+    let key = part(&descriptor.key).unwrap_or_default();
+    let value = part(&descriptor.value).map(|value| format!("={value}")).unwrap_or_default();
+    FileError { message: format!("descriptor `{key}{value}`: {}", error.message), ..error }
+}
 
 /// Compiles the descriptors of one document.
 struct Compiler<'a> {
@@ -30,25 +41,46 @@ struct Compiler<'a> {
     shared: usize,
 }
 
-pub(super) fn rules(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Rules, FileError> {
-    let mut rules = Rules::default();
-    let mut seen: HashMap<String, String> = HashMap::new();
+/// Compiles the documents of files.
+pub(super) fn files(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Rules, FileError> {
+    let mut parsed = Vec::new();
     for source in sources {
-        for root in source.parse()? {
-            let place = format!("{}:{}", source.file.display(), root.domain.referenced.line());
-            let known = seen.insert(root.domain.value.clone(), place);
-            if let Some(known) = known.filter(|_| !options.merge_domains) {
-                let domain = shorten(&root.domain.value, 80);
-                let message = format!("duplicate domain `{domain}`: already in {known}");
-                return Err(source.error(root.domain.referenced, message));
-            }
-            domain(&mut rules, source, &root)?;
+        parsed.extend(source.parse()?.into_iter().map(|root| (source, root)));
+    }
+    documents(parsed.iter().map(|(source, root)| (*source, root)), options)
+}
+
+/// Compiles documents. The source of each is for errors.
+pub(super) fn documents<'a>(
+    roots: impl Iterator<Item = (&'a RuleFile, &'a RuleDocument)>,
+    options: &EnvoyOptions,
+) -> Result<Rules, FileError> {
+    let mut rules = Rules::default();
+    let mut seen: HashMap<&str, Place> = HashMap::new();
+    let mut first = None;
+    for (source, root) in roots {
+        let at = root.domain.referenced;
+        let known = seen.insert(&root.domain.value, (source.file.clone(), at.line()));
+        if let Some(known) = known.filter(|_| !options.merge_domains) {
+            let (domain, known) = (shorten(&root.domain.value, 80), display(&known));
+            let message = format!("duplicate domain `{domain}`: already in {known}");
+            return Err(source.error(at, message));
         }
+        domain(&mut rules, source, root)?;
+        first = first.or(Some(source));
     }
     // Only hashes in policy names could still collide.
-    match (PolicySet::new(rules.policies.iter().cloned()), sources.first()) {
+    match (PolicySet::new(rules.policies.iter().cloned()), first) {
         (Err(error), Some(source)) => Err(source.error(None, error)),
         _ => Ok(rules),
+    }
+}
+
+/// Returns the file, and the line if the place has one: a resource of a config server has none.
+fn display((file, line): &Place) -> String {
+    match line {
+        0 => file.display().to_string(),
+        _ => format!("{}:{line}", file.display()),
     }
 }
 
@@ -73,7 +105,8 @@ impl Compiler<'_> {
         descriptors: &[Spanned<RuleDescriptor>],
     ) -> Result<(), FileError> {
         for descriptor in descriptors {
-            self.descriptor(level, descriptor)?;
+            self.descriptor(level, descriptor)
+                .map_err(|error| located(error, &descriptor.value))?;
         }
         Ok(())
     }
@@ -121,9 +154,9 @@ impl Compiler<'_> {
                 || "without a value".to_owned(),
                 |value| format!("with value `{}`", shorten(value, 40)),
             );
-            let known = match file == self.source.file {
+            let known = match file == self.source.file && line > 0 {
                 true => format!("line {line}"),
-                false => format!("{}:{line}", file.display()),
+                false => display(&(file, line)),
             };
             let message = format!(
                 "duplicate descriptor `{key}` {value}: already in {known}; \

@@ -26,6 +26,8 @@ pub(crate) enum EnvoyError {
     Unit,
     #[error("a domain or key is not UTF-8")]
     NotText,
+    #[error("no config server has sent a valid configuration yet")]
+    NoConfiguration,
     #[error(transparent)]
     Check(#[from] CheckError),
     #[error(transparent)]
@@ -96,6 +98,9 @@ async fn decide_with(
 ) -> Result<EnvoyDecision, EnvoyError> {
     let settings = &*revision.settings;
     resolve::check(request)?;
+    if settings.rules.is_pending() {
+        return Err(EnvoyError::NoConfiguration);
+    }
     if resolve::exceeds_bounds(request, &settings.bounds) {
         tracing::debug!(
             descriptors = request.descriptors.len(),

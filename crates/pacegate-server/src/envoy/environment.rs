@@ -2,6 +2,7 @@
 //! the image.
 
 use std::{
+    fmt,
     net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
 };
@@ -12,6 +13,7 @@ use super::{
     rules::runtime_path,
     stats::{StatsSettings, prefer_ipv4},
     variables::{EnvironmentError, Result, Variables},
+    xds::XdsOptions,
 };
 use crate::{
     config::{Bind, Settings, StoreSettings, TlsFiles},
@@ -21,8 +23,8 @@ use crate::{
 /// The configuration of a deployment.
 #[derive(Clone, Debug)]
 pub(crate) struct Deployment {
-    /// Directory of the rule files.
-    pub(crate) files: PathBuf,
+    /// The origin of the rules.
+    pub(crate) rules: RuleOrigin,
     /// Log level and format.
     pub(crate) log: Logging,
     /// Variables without effect, and the reason.
@@ -34,7 +36,17 @@ pub(crate) struct Deployment {
     /// For gRPC only, as in envoyproxy/ratelimit: probes of the HTTP port do not use TLS.
     tls: Option<TlsFiles>,
     shadow: bool,
+    needs_rules: bool,
     stats: Option<StatsSettings>,
+}
+
+/// The origin of the rules.
+#[derive(Clone, Debug)]
+pub(crate) enum RuleOrigin {
+    /// A directory of files.
+    Files(PathBuf),
+    /// Config servers.
+    Servers(XdsOptions),
 }
 
 /// Log settings.
@@ -70,10 +82,8 @@ impl Deployment {
             return Ok(None);
         }
         variables.reject_unsupported()?;
-        let folder = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_APPDIRECTORY"]
-            .map(|name| variables.text_or_default(name));
         Ok(Some(Self {
-            files: runtime_path(&folder[0], &folder[1], &folder[2]),
+            rules: variables.rules()?,
             options: variables.options()?,
             log: variables.logging()?,
             warnings: variables.warnings(),
@@ -82,6 +92,7 @@ impl Deployment {
             grpc: Bind::At(variables.address("GRPC_HOST", "GRPC_PORT")?),
             tls: variables.tls()?,
             shadow: variables.switch("SHADOW_MODE")?,
+            needs_rules: variables.switch("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED")?,
             stats: variables.stats(is_named)?,
         }))
     }
@@ -98,7 +109,17 @@ impl Deployment {
         settings.security.grpc_tls.clone_from(&self.tls);
         settings.envoy.clone_from(&self.options);
         settings.stats.clone_from(&self.stats);
-        settings.ratelimit = Some(self.files.clone());
+        settings.ratelimit = Some(self.rules.to_string());
+        settings.needs_rules = self.needs_rules;
+    }
+}
+
+impl fmt::Display for RuleOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Files(folder) => write!(f, "the files in {}", folder.display()),
+            Self::Servers(options) => write!(f, "the configuration of {}", options.addresses()),
+        }
     }
 }
 
@@ -110,15 +131,27 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
                            REDIS_URL to count in memory";
             return Err(EnvironmentError::new("BACKEND_TYPE", problem));
         }
-        if !self.is("CONFIG_TYPE", "FILE") {
-            let problem = "is xDS, which is not supported: use files";
-            return Err(EnvironmentError::new("CONFIG_TYPE", problem));
-        }
         if self.text("GRPC_UDS").is_some() {
             let problem = "is a unix socket, which is not supported: set GRPC_HOST and GRPC_PORT";
             return Err(EnvironmentError::new("GRPC_UDS", problem));
         }
         Ok(())
+    }
+
+    fn rules(&self) -> Result<RuleOrigin> {
+        match &*self.text_or_default("CONFIG_TYPE") {
+            "FILE" => {
+                let [root, folder, app] =
+                    ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_APPDIRECTORY"]
+                        .map(|name| self.text_or_default(name));
+                Ok(RuleOrigin::Files(runtime_path(&root, &folder, &app)))
+            }
+            "GRPC_XDS_SOTW" => Ok(RuleOrigin::Servers(XdsOptions::read(self)?)),
+            _ => {
+                let problem = "is invalid: expected FILE or GRPC_XDS_SOTW";
+                Err(EnvironmentError::new("CONFIG_TYPE", problem))
+            }
+        }
     }
 
     fn options(&self) -> Result<EnvoyOptions> {
@@ -196,7 +229,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::{collections::HashMap, path::Path};
 
     use pacegate::PolicySet;
 
@@ -211,6 +244,11 @@ mod tests {
     fn deployed(variables: &[(&str, &str)]) -> Result<Deployment> {
         let files = [("RUNTIME_ROOT", "/data"), ("RUNTIME_SUBDIRECTORY", "ratelimit")];
         read(&[&files, variables].concat()).map(|deployment| deployment.unwrap())
+    }
+
+    fn folder(deployment: &Deployment) -> &Path {
+        let RuleOrigin::Files(folder) = &deployment.rules else { panic!("{deployment:?}") };
+        folder
     }
 
     fn url(variables: &[(&str, &str)]) -> String {
@@ -234,7 +272,7 @@ mod tests {
     #[test]
     fn defaults_are_those_of_envoyproxy_ratelimit() {
         let deployment = deployed(&[]).unwrap();
-        assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/config"));
+        assert_eq!(folder(&deployment), Path::new("/data/ratelimit/config"));
         assert_eq!(deployment.options, EnvoyOptions::default());
         assert!(deployment.warnings.is_empty());
         assert_eq!(deployment.log, Logging { level: "warn", json: false });
@@ -245,17 +283,17 @@ mod tests {
         assert_eq!(settings.store, StoreSettings::default());
         assert!(!settings.shadow && settings.security.grpc_tls.is_none());
         assert_eq!(settings.listen[ListenerId::Resp], Bind::Off);
-        assert_eq!(settings.ratelimit, Some("/data/ratelimit/config".into()));
+        assert_eq!(settings.ratelimit, Some("the files in /data/ratelimit/config".into()));
     }
 
     #[test]
     fn the_name_of_the_program_or_any_sign_selects_the_deployment() {
         let default = PathBuf::from("/srv/runtime_data/current/config");
         let named = Deployment::read(|_| None, true).unwrap().unwrap();
-        assert_eq!(named.files, default);
+        assert_eq!(folder(&named), default);
         let signs = [("CONFIG_TYPE", "FILE"), ("RUNTIME_WATCH_ROOT", "true")];
         for sign in signs {
-            assert_eq!(read(&[sign]).unwrap().unwrap().files, default, "{sign:?}");
+            assert_eq!(folder(&read(&[sign]).unwrap().unwrap()), default, "{sign:?}");
         }
         assert!(read(&[("CONFIG_TYPE", "production")]).unwrap().is_none(), "of another program");
     }
@@ -289,7 +327,7 @@ mod tests {
             ("RESPONSE_DYNAMIC_METADATA", "true"),
         ])
         .unwrap();
-        assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/rules"));
+        assert_eq!(folder(&deployment), Path::new("/data/ratelimit/rules"));
         assert_eq!(deployment.log, Logging { level: "debug", json: true });
         assert!(deployment.options.merge_domains && deployment.options.quota_mode);
         let headers = deployment.options.response_headers.as_ref().unwrap();
@@ -380,8 +418,8 @@ mod tests {
                  REDIS_URL to count in memory",
             ),
             (
-                &[("CONFIG_TYPE", "GRPC_XDS_SOTW")],
-                "CONFIG_TYPE is xDS, which is not supported: use files",
+                &[("CONFIG_TYPE", "GRPC_XDS_DELTA")],
+                "CONFIG_TYPE is invalid: expected FILE or GRPC_XDS_SOTW",
             ),
             (
                 &[("REDIS_URL", "a:1"), ("REDIS_TIMEOUT", "fast")],

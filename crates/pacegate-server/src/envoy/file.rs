@@ -43,7 +43,7 @@ pub(super) struct RuleDocument {
 }
 
 /// A key, and optionally a value.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleDescriptor {
     pub(super) key: Option<Spanned<String>>,
@@ -61,7 +61,7 @@ pub(super) struct RuleDescriptor {
 }
 
 /// A limit.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleLimit {
     pub(super) name: Option<Spanned<String>>,

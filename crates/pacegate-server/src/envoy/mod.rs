@@ -22,10 +22,11 @@ mod rules_tests;
 mod stats;
 mod store_url;
 mod variables;
+mod xds;
 
 pub(crate) use decide::{EnvoyError, decide_bytes};
-pub(crate) use environment::Deployment;
 pub use environment::Logging;
+pub(crate) use environment::{Deployment, RuleOrigin};
 pub(crate) use file::{FileError, RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use json::{JsonRequest, JsonResponse};
@@ -34,3 +35,5 @@ pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
 pub(crate) use stats::{HitStats, Pages, StatsSettings, Statsd};
 pub(crate) use variables::EnvironmentError;
+pub use xds::ConfigClient;
+pub(crate) use xds::{AcceptedResources, Resources, XdsOptions, rules as resource_rules};

@@ -33,6 +33,8 @@ pub(crate) struct Rules {
     pub(super) policies: Vec<Policy>,
     /// The rules as written, in the order of the files.
     pub(super) written: Vec<WrittenRule>,
+    /// True if no config server has sent rules yet.
+    is_pending: bool,
 }
 
 /// A rule as written in a file.
@@ -131,7 +133,22 @@ impl Rules {
 
     /// Parses files.
     pub(crate) fn parse(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Self, FileError> {
-        compile::rules(sources, options)
+        compile::files(sources, options)
+    }
+
+    /// Creates the rules that apply until a config server has sent some: no request is decided.
+    pub(super) fn pending() -> Self {
+        Self { is_pending: true, ..Self::default() }
+    }
+
+    /// Returns true if no config server has sent rules yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.is_pending
+    }
+
+    /// Returns true if there is no domain.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.domains.is_empty()
     }
 
     /// Returns these policies together with those of the rules.
