@@ -7,31 +7,33 @@ mod decide;
 mod environment;
 mod file;
 mod grpc;
-#[cfg(test)]
-mod grpc_tests;
 mod json;
 mod limits;
 mod metadata;
 mod name;
 mod options;
 mod pattern;
-mod preface;
 pub(crate) mod proto;
 mod resolve;
 mod response;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
+mod stats;
 mod store_url;
 mod variables;
+mod xds;
 
 pub(crate) use decide::{EnvoyError, decide_bytes};
-pub(crate) use environment::Deployment;
 pub use environment::Logging;
+pub(crate) use environment::{Deployment, RuleOrigin};
 pub(crate) use file::{FileError, RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use json::{JsonRequest, JsonResponse};
 pub(crate) use options::EnvoyOptions;
 pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
+pub(crate) use stats::{HitStats, Pages, StatsSettings, Statsd};
 pub(crate) use variables::EnvironmentError;
+pub use xds::ConfigClient;
+pub(crate) use xds::{AcceptedResources, Resources, XdsOptions, rules as resource_rules};

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     body::{Body, Frame, Incoming},
@@ -22,15 +22,16 @@ use tokio::{
 };
 
 use super::{
-    CODES,
-    file::RuleFile,
-    grpc::Grpc,
-    options::EnvoyOptions,
-    proto::{
-        Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest, RateLimitResponse,
-        Unit,
+    super::{
+        file::RuleFile,
+        options::EnvoyOptions,
+        proto::{
+            Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
+            RateLimitResponse, Unit,
+        },
+        rules::Rules,
     },
-    rules::Rules,
+    CODES, Grpc, bearer,
 };
 use crate::{
     active_config::{ActiveConfig, State},
@@ -193,6 +194,35 @@ async fn a_watch_reports_the_health_until_the_shutdown() {
     assert_eq!(next(&mut known).await, Some(framed(&[8, 2])), "not serving");
     let end = known.frame().await.unwrap().unwrap().into_trailers().unwrap();
     assert_eq!(end["grpc-status"], "0");
+}
+
+#[tokio::test]
+async fn a_connection_with_a_watch_is_not_idle() {
+    let mut settings = settings();
+    let short = Duration::from_millis(20);
+    (settings.bounds.idle_timeout, settings.bounds.read_timeout) = (short, short);
+    let (watching, mut client) = connect(settings.clone()).await;
+    let watch = send(&mut client, "/grpc.health.v1.Health/Watch", framed(b""), None).await;
+    let (idle, mut other) = connect(settings).await;
+    assert_eq!(ask(&mut other).await, Code::Ok);
+    idle.connection.await.unwrap();
+    assert!(!watching.connection.is_finished());
+    assert_eq!(ask(&mut client).await, Code::Ok);
+    // Without the watch, the connection is idle again.
+    drop(watch);
+    watching.connection.await.unwrap();
+}
+
+/// The failures of envoyproxy/ratelimit have the code `UNKNOWN`.
+#[tokio::test]
+async fn failures_have_the_code_of_envoyproxy_ratelimit_in_its_place() {
+    for (is_ratelimit, expected) in [(false, 3), (true, 2)] {
+        let mut settings = settings();
+        settings.ratelimit = is_ratelimit.then(|| "/data".into());
+        let (_server, mut client) = connect(settings).await;
+        let (_, status, text) = call(&mut client, ASK, question(""), None).await;
+        assert_eq!((status, &*text), (expected, "the domain is empty"));
+    }
 }
 
 fn of_rules(text: &str) -> Settings {
@@ -370,4 +400,19 @@ async fn a_message_has_to_arrive_in_time() {
         .unwrap();
     let response = client.send_request(request).await.unwrap();
     assert_eq!(response.headers()["grpc-status"], "4");
+}
+
+#[test]
+fn a_key_comes_after_its_scheme() {
+    for (value, key) in [
+        ("Bearer abc", Some(&b"abc"[..])),
+        ("bearer abc", Some(b"abc")),
+        ("Basic abcd", None),
+        ("Bear", None),
+    ] {
+        let value = HeaderValue::from_static(value);
+        let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
+        assert_eq!(bearer(&headers), key);
+    }
+    assert_eq!(bearer(&HeaderMap::new()), None);
 }

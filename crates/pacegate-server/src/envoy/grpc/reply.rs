@@ -1,0 +1,152 @@
+//! Replies to calls: messages with trailers, and failures.
+
+use std::{
+    borrow::Cow,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use hyper::body::{Body, Frame};
+
+use super::super::decide::EnvoyError;
+use crate::service::TooMuch;
+
+/// A failed call.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) code: GrpcCode,
+    pub(super) message: Cow<'static, str>,
+}
+
+/// Status codes of gRPC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GrpcCode {
+    Unknown = 2,
+    InvalidArgument = 3,
+    DeadlineExceeded = 4,
+    NotFound = 5,
+    PermissionDenied = 7,
+    ResourceExhausted = 8,
+    Unimplemented = 12,
+    Internal = 13,
+    Unavailable = 14,
+    Unauthenticated = 16,
+}
+
+/// A message, and whether a failure mode decided.
+pub(super) type CallResult = Result<(Bytes, bool), Failure>;
+
+/// Resolves when something happens.
+pub(super) type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A message with trailers, or an empty body.
+pub(super) struct Reply {
+    message: Option<Bytes>,
+    /// A later message, and the event before it.
+    pub(super) later: Option<(Event, Bytes)>,
+    trailers: Option<HeaderMap>,
+}
+
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// Creates a trailers-only response.
+pub(super) fn failed(failure: &Failure) -> Response<Reply> {
+    let mut response = Response::new(Reply::EMPTY);
+    let headers = response.headers_mut();
+    headers.insert(STATUS, HeaderValue::from(failure.code as u16));
+    if let Ok(message) = HeaderValue::from_str(&escape(&failure.message)) {
+        headers.insert(MESSAGE, message);
+    }
+    response
+}
+
+/// Percent-encodes a message as gRPC requires.
+fn escape(message: &str) -> String {
+    let mut escaped = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b'%' | ..b' ' | 0x7f.. => escaped.push_str(&format!("%{byte:02X}")),
+            _ => escaped.push(char::from(byte)),
+        }
+    }
+    escaped
+}
+
+impl Failure {
+    pub(super) const fn new(code: GrpcCode, message: &'static str) -> Self {
+        Self { code, message: Cow::Borrowed(message) }
+    }
+}
+
+impl From<TooMuch> for Failure {
+    fn from(_: TooMuch) -> Self {
+        Self::new(GrpcCode::ResourceExhausted, "too many requests in flight on this connection")
+    }
+}
+
+impl From<EnvoyError> for Failure {
+    fn from(error: EnvoyError) -> Self {
+        let code = match &error {
+            EnvoyError::Check(_) | EnvoyError::Store(_) | EnvoyError::NoConfiguration => {
+                GrpcCode::Unavailable
+            }
+            EnvoyError::EmptyDomain
+            | EnvoyError::NoDescriptors
+            | EnvoyError::Unit
+            | EnvoyError::NotText => GrpcCode::InvalidArgument,
+        };
+        Self { code, message: Cow::Owned(error.to_string()) }
+    }
+}
+
+impl Reply {
+    pub(super) const EMPTY: Self = Self { message: None, later: None, trailers: None };
+
+    pub(super) fn message(message: Bytes) -> Self {
+        let mut trailers = HeaderMap::with_capacity(1);
+        trailers.insert(STATUS, HeaderValue::from_static("0"));
+        Self { message: Some(message), later: None, trailers: Some(trailers) }
+    }
+
+    pub(super) fn is_failure(&self) -> bool {
+        self.message.is_none()
+    }
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.message.is_none()
+            && let Some((event, _)) = &mut self.later
+        {
+            std::task::ready!(event.as_mut().poll(context));
+            self.message = self.later.take().map(|(_, message)| message);
+        }
+        let message = self.message.take().map(Frame::data);
+        let frame = message.or_else(|| self.trailers.take().map(Frame::trailers));
+        Poll::Ready(frame.map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.message.is_none() && self.trailers.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_failures_are_ascii() {
+        assert_eq!(escape("100% of ä\r\n"), "100%25 of %C3%A4%0D%0A");
+    }
+}
