@@ -234,7 +234,7 @@ impl ControlPlane {
 
     /// Returns the next request of a client.
     pub(crate) fn request(&self) -> DiscoveryRequest {
-        self.requests.recv_timeout(PATIENCE).expect("a request of a client")
+        self.requests.recv_timeout(PATIENCE).unwrap()
     }
 
     /// Waits for the answer to a response: the error, or an empty text if it was accepted.
@@ -393,7 +393,7 @@ impl GoControlPlane {
 
     /// Returns the next request of a client.
     pub(crate) fn event(&self) -> Event {
-        self.events.recv_timeout(PATIENCE).expect("a request of a client")
+        self.events.recv_timeout(PATIENCE).unwrap()
     }
 }
 
