@@ -257,13 +257,18 @@ impl Follower {
         }
     }
 
-    /// Logs the loss of a config server once, and again if the reason changes.
+    /// Logs the loss of a config server as a warning, and further attempts only if the reason changes.
     fn log_lost(&mut self, server: &Authority, error: &StreamError) {
         let error = error.to_string();
-        if error != self.logged {
-            tracing::warn!(%server, error, "no connection to a config server; keeping the current configuration");
-            self.logged = error;
+        if error == self.logged {
+            tracing::debug!(%server, error, "no connection to a config server");
+            return;
         }
+        tracing::warn!(
+            %server, error,
+            "no connection to a config server; keeping the current configuration"
+        );
+        self.logged = error;
     }
 }
 
