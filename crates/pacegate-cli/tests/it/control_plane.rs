@@ -39,7 +39,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::clients::PATIENCE;
 
-/// A config server in this process. It sends each published response at once, whatever the client answers.
+/// A config server in this process. It sends each published response at once, without waiting for answers.
 pub(crate) struct ControlPlane {
     address: SocketAddr,
     published: Arc<watch::Sender<Option<Bytes>>>,

@@ -279,8 +279,8 @@ fn a_thousand_updates_under_load_lose_no_decision() {
     over.store(true, Ordering::Relaxed);
     let requests: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     let mut grpc = Grpc::connect(service.address("grpc")).unwrap();
-    let told = grpc.ask(None, "edge", &[("user", "v")]).unwrap();
-    let used = u64::from(AMOUNT + UPDATES - told.remaining);
+    let answer = grpc.ask(None, "edge", &[("user", "v")]).unwrap();
+    let used = u64::from(AMOUNT + UPDATES - answer.remaining);
     assert_eq!(used, requests + 1, "each answer is one charge, through all revisions");
     assert_eq!(service.log(), "");
 }

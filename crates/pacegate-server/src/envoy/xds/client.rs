@@ -274,7 +274,7 @@ impl Follower {
     }
 }
 
-/// Returns the delay of a rejection after so many of the same version.
+/// Returns the delay of a rejection. `times`: earlier rejections of the same version.
 fn rejection_delay(times: u32) -> Duration {
     match times.checked_sub(1) {
         None => Duration::ZERO,
