@@ -198,8 +198,8 @@ impl Latency {
     }
 
     /// Returns the upper bound of the bucket that has the request at this percentage, such as 99 for the time within
-    /// which 99 % of the requests were answered. The last bucket has no bound; for it, returns the highest one. `None`
-    /// without requests.
+    /// which 99 % of the requests were answered. The last bucket has no bound; for it, returns a microsecond more than
+    /// the highest one, so that it can be shown as "above 10 s". `None` without requests.
     pub(crate) fn percentile(&self, percent: u64) -> Option<Duration> {
         let rank = self.count().checked_mul(percent)?.div_ceil(100);
         let mut seen = 0_u64;
@@ -207,7 +207,8 @@ impl Latency {
             seen = seen.saturating_add(*count);
             seen >= rank && rank > 0
         })?;
-        BOUNDS.get(place).or(BOUNDS.last()).map(|&micros| Duration::from_micros(micros))
+        let micros = BOUNDS.get(place).copied().unwrap_or(BOUNDS[BOUNDS.len() - 1] + 1);
+        Some(Duration::from_micros(micros))
     }
 }
 
@@ -337,7 +338,14 @@ impl Families<'_> {
         let help = "Failed reloads of the configuration";
         self.counter("pacegate_config_reload_failures", help, refused)?;
         let help = "1 if the last reload succeeded, otherwise 0";
-        self.gauge("pacegate_config_last_reload_success", help, u64::from(complaint.is_none()))
+        self.gauge("pacegate_config_last_reload_success", help, u64::from(complaint.is_none()))?;
+        let servers = active.config_servers();
+        if servers.is_empty() {
+            return Ok(());
+        }
+        let samples = servers.into_iter().map(|(server, is)| ([("server", server)], u64::from(is)));
+        let help = "1 if the config server is connected, otherwise 0";
+        self.gauges("pacegate_config_server_connected", help, samples)
     }
 
     fn memory(&mut self, store: &MemoryStore) -> fmt::Result {

@@ -4,7 +4,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     rc::Rc,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use pacegate::{PolicyName, PolicySet, policy::PolicyError};
@@ -47,6 +47,8 @@ pub struct ConfigSource {
     overrides: Overrides,
     /// The files of the secrets that the last load read.
     secrets: Mutex<Vec<PathBuf>>,
+    /// The deployment of envoyproxy/ratelimit. Variables do not change, and names of hosts are resolved once.
+    deployment: OnceLock<Option<Deployment>>,
     /// The resources of the config servers.
     resources: Mutex<AcceptedResources>,
 }
@@ -85,7 +87,8 @@ impl ConfigSource {
     /// envoyproxy/ratelimit. Without paths, the environment variables of envoyproxy/ratelimit apply, or else the
     /// defaults.
     pub fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
-        Self { paths, overrides, secrets: Mutex::default(), resources: Mutex::default() }
+        let (secrets, resources) = (Mutex::default(), Mutex::default());
+        Self { paths, overrides, secrets, deployment: OnceLock::new(), resources }
     }
 
     /// Adds this file if no other was given, it exists, and the environment does not describe a deployment of
@@ -114,7 +117,11 @@ impl ConfigSource {
         if !self.paths.is_empty() {
             return Ok(None);
         }
-        Ok(Deployment::read(|name| environment.get(name), self.overrides.ratelimit)?)
+        if let Some(known) = self.deployment.get() {
+            return Ok(known.clone());
+        }
+        let read = Deployment::read(|name| environment.get(name), self.overrides.ratelimit)?;
+        Ok(self.deployment.get_or_init(|| read).clone())
     }
 
     /// Returns the log settings of a deployment of envoyproxy/ratelimit. [`ConfigSource::load`] reports its errors.
@@ -173,7 +180,7 @@ impl ConfigSource {
     /// Returns the config servers, if the rules come from there.
     pub(crate) fn config_servers(&self) -> Option<XdsOptions> {
         match self.deployment(&Environment::process()) {
-            Ok(Some(Deployment { rules: RuleOrigin::Servers(options), .. })) => Some(options),
+            Ok(Some(Deployment { rules: RuleOrigin::Servers(options), .. })) => Some(*options),
             _ => None,
         }
     }

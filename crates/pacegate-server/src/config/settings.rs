@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    Bounds, Environment, Security, StoreSettings, TlsFiles,
+    Bind, Bounds, Environment, Security, StoreSettings, TlsFiles,
     bounds::BoundsSection,
     choices::choices,
     layout::{LayoutError, check_cluster, supported},
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     envoy::{EnvoyOptions, Rules, StatsSettings},
-    listeners::ListenAddresses,
+    listeners::{ListenAddresses, ListenerId},
 };
 
 /// The configuration of `pacegate serve`. All fields are optional.
@@ -274,6 +274,16 @@ impl Settings {
             Some(descriptors) => descriptors == Descriptors::Independent,
             None => self.rules.domain(domain).is_some(),
         }
+    }
+
+    /// Returns true if a listener rejects administration: in the place of envoyproxy/ratelimit, whose ports have no
+    /// authentication, it is only for clients on this machine.
+    pub(crate) fn is_admin_off(&self, listener: ListenerId) -> bool {
+        let is_public = match self.listen[listener] {
+            Bind::At(address) => !address.ip().to_canonical().is_loopback(),
+            Bind::Off => false,
+        };
+        is_public && self.ratelimit.is_some() && self.security.credentials.is_empty()
     }
 
     /// Returns the number of policies that do not come from rules.

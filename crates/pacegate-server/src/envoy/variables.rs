@@ -121,7 +121,7 @@ const VARIABLES: &[Variable] = &[
     variable("REDIS_TLS_CACERT", "", "PEM file"),
     variable("REDIS_TLS_CLIENT_CERT", "", "PEM file"),
     variable("REDIS_TLS_CLIENT_KEY", "", "PEM file"),
-    variable("REDIS_TIMEOUT", "100ms", "deadline of a call to Redis; theirs: 10s"),
+    variable("REDIS_TIMEOUT", "100ms", "deadline of a call to Redis; theirs: 10s; `0`: 10s"),
     variable("CACHE_KEY_PREFIX", "pg:", "prefix of key names"),
     variable("SHADOW_MODE", "false", "every request is allowed"),
     variable("QUOTA_MODE", "false", "every rule is in quota mode"),
@@ -216,9 +216,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     /// Parses a duration as Go does, such as `1m30s` or `1.5s`. `None` if the variable is not set.
     pub(super) fn duration(&self, name: &'static str) -> Result<Option<Duration>> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        let duration = parse_duration(&text).filter(|duration| !duration.is_zero());
         let problem = "is invalid: expected a duration, such as 100ms or 10s";
-        duration.map(Some).ok_or_else(|| EnvironmentError::new(name, problem))
+        parse_duration(&text).map(Some).ok_or_else(|| EnvironmentError::new(name, problem))
     }
 
     /// Returns warnings for variables without effect.
@@ -234,13 +233,21 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 }
 
-/// Parses a sequence of numbers with units.
-fn parse_duration(mut text: &str) -> Option<Duration> {
+/// Parses a sequence of numbers with units, or `0`.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let mut text = text.strip_prefix('+').unwrap_or(text);
     let mut sum = Duration::ZERO;
+    if text.is_empty() || text == "0" {
+        return Some(sum).filter(|_| !text.is_empty());
+    }
     while !text.is_empty() {
         let number = text.find(|char: char| !char.is_ascii_digit() && char != '.')?;
+        if !text[..number].contains(|char: char| char.is_ascii_digit()) {
+            return None;
+        }
         let (number, rest) = text.split_at(number);
-        let unit = rest.find(|char: char| char.is_ascii_digit()).unwrap_or(rest.len());
+        let is_number = |char: char| char.is_ascii_digit() || char == '.';
+        let unit = rest.find(is_number).unwrap_or(rest.len());
         let (unit, rest) = rest.split_at(unit);
         let nanos: u64 = match unit {
             "h" => 3_600_000_000_000,
@@ -251,7 +258,8 @@ fn parse_duration(mut text: &str) -> Option<Duration> {
             "ns" => 1,
             _ => return None,
         };
-        let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+        let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+        let (whole, part) = (format!("0{whole}"), format!("{part}0"));
         let digits = u32::try_from(part.len()).ok()?;
         let part = part.parse::<u64>().ok()?.checked_mul(nanos)? / 10_u64.checked_pow(digits)?;
         let nanos = whole.parse::<u64>().ok()?.checked_mul(nanos)?.checked_add(part)?;
@@ -267,7 +275,7 @@ mod tests {
 
     use super::*;
 
-    const GUIDE: &str = "../../docs/guide/envoy.md";
+    const GUIDE: &str = "../../docs/guide/envoy-ratelimit.md";
 
     /// Returns the tables of the guide.
     fn tables() -> String {
@@ -309,7 +317,17 @@ mod tests {
             ("1m30s", Some(90_000_000)),
             ("1.5s", Some(1_500_000)),
             ("250us", Some(250)),
+            (".5s", Some(500_000)),
+            ("1.s", Some(1_000_000)),
+            ("+10s", Some(10_000_000)),
+            ("0", Some(0)),
+            ("+0", Some(0)),
+            ("1s.5s", Some(1_500_000)),
             ("10", None),
+            ("", None),
+            ("+", None),
+            (".s", None),
+            ("1.2.3s", None),
             ("s", None),
             ("1d", None),
             ("1s ", None),

@@ -16,7 +16,7 @@ mod watch;
 mod workers;
 
 pub(crate) use accept::{Listener, Protocol};
-pub(crate) use access::{Access, INLINE_DENIED, Keys};
+pub(crate) use access::{ADMIN_OFF, Access, INLINE_DENIED, Keys};
 pub(crate) use drain::{Drain, DrainSwitch, GRACE};
 pub(crate) use executor::InlineExecutor;
 pub(crate) use exposure::{Exposed, check_exposure};

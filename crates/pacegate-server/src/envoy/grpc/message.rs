@@ -27,7 +27,17 @@ pub(super) async fn receive(
         Poll::Ready(gathered) => gathered,
         Poll::Pending => within(bounds.read_timeout, reading).await?,
     };
-    unframed(gathered?, max)
+    let gathered = gathered?;
+    let is_compressed = is_compressed(&gathered);
+    let message = unframed(gathered, max)?;
+    Ok(match share.filter(|_| is_compressed) {
+        Some(share) => share.hold(message.len())?.keep(message),
+        None => message,
+    })
+}
+
+fn is_compressed(data: &[u8]) -> bool {
+    data.first().is_some_and(|flag| *flag != 0)
 }
 
 async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, Failure> {
@@ -74,7 +84,8 @@ fn unframed(mut data: Bytes, max: usize) -> Result<Bytes, Failure> {
     if data.len() < PREFIX {
         return Err(Failure::new(GrpcCode::Internal, "the request has no message"));
     }
-    let is_compressed = data.get_u8() != 0;
+    let is_compressed = is_compressed(&data);
+    data.advance(1);
     let length = data.get_u32();
     if usize::try_from(length) != Ok(data.len()) {
         return Err(Failure::new(GrpcCode::Internal, "expected exactly one message"));

@@ -157,7 +157,7 @@ fn metadata_bytes(bounds: &Bounds) -> u32 {
 
 async fn respond(
     active: &ActiveConfig,
-    watch: &Watch,
+    watch: &Arc<Watch>,
     drain: &Drain,
     request: Request<Incoming>,
 ) -> Response<Reply> {
@@ -180,7 +180,7 @@ async fn respond(
         SHOULD_RATE_LIMIT => ratelimit::should_rate_limit(active, watch, request).await,
         HEALTH_CHECK => health::check(active, watch, request).await,
         HEALTH_WATCH => match health::asked_service(active, watch, request).await {
-            Ok(service) => return health::watch(&service, drain),
+            Ok(service) => return health::watch(&service, watch, drain),
             Err(failure) => Err(failure),
         },
         _ => Err(Failure::new(GrpcCode::Unimplemented, "unknown method")),

@@ -24,6 +24,7 @@ pub(super) struct Failure {
 /// Status codes of gRPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GrpcCode {
+    Unknown = 2,
     InvalidArgument = 3,
     DeadlineExceeded = 4,
     NotFound = 5,

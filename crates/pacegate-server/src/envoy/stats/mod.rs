@@ -101,6 +101,10 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             }
         };
         let interval = self.duration("STATS_FLUSH_INTERVAL")?.unwrap_or(statsd::DEFAULT_INTERVAL);
+        if interval.is_zero() {
+            let problem = "is 0: expected a duration, such as 10s";
+            return Err(EnvironmentError::new("STATS_FLUSH_INTERVAL", problem));
+        }
         Ok(Some(StatsdSettings {
             host: self.text_or_default("STATSD_HOST"),
             port: self.port("STATSD_PORT")?,
@@ -203,6 +207,7 @@ mod tests {
         for (name, value, problem) in [
             ("NEAR_LIMIT_RATIO", "most", "is invalid: expected a number, such as 0.8"),
             ("STATSD_PROTOCOL", "http", "is invalid: expected tcp or udp"),
+            ("STATS_FLUSH_INTERVAL", "0", "is 0: expected a duration, such as 10s"),
             ("STATSD_PORT", "x", "is not a port: expected a number from 0 to 65535"),
             ("EXTRA_TAGS", "a", "is invalid: expected name:value, with commas between several"),
             ("PROMETHEUS_ADDR", "9090", "is invalid: expected HOST:PORT or :PORT"),
