@@ -169,7 +169,8 @@ fn the_bean_for_the_spring_starter_shares_its_counters() {
     let key = r#"global:com.example.Api#get "quoted""#;
     let mut program = Command::new("java");
     let url = format!("http://{}", service.address("http"));
-    let output = program.arg("-cp").arg(folder.path("")).args(["Main", key, &url]).output().unwrap();
+    let output =
+        program.arg("-cp").arg(folder.path("")).args(["Main", key, &url]).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     let allowed = "true false true\n".repeat(3);
     assert_eq!(
