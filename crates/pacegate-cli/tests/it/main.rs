@@ -8,6 +8,8 @@ mod check;
 mod clients;
 mod curl;
 mod dashboard;
+mod dashboard_operations;
+mod dashboard_pictures;
 mod deploy;
 mod doc_blocks;
 mod doctor;
