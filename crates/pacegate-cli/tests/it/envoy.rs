@@ -6,6 +6,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     os::unix::fs::symlink,
     process::Command,
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -13,9 +14,12 @@ use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::handshake;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pacegate_testkit::servers::{Client, Port};
+use pacegate_testkit::servers::{Client, Flavor, Port, Proxy, Server, eventually};
 
-use crate::{clients::Http, service::Service};
+use crate::{
+    clients::{Grpc, Http},
+    service::Service,
+};
 
 const RULES: &str = "
 domain: edge
@@ -252,11 +256,13 @@ fn statistics_have_the_names_of_envoyproxy_ratelimit() {
     let total = "ratelimit.service.rate_limit.edge.user.total_hits";
     let stats = page(&debug, "/stats");
     assert!(stats.contains(&format!("{total}: 5\n")), "{stats}");
-    // The counters that have not been sent are sent at the end.
+    // Changes since the start are sent at the end.
     service.signal("TERM");
     let (mut received, mut connection) = (String::new(), statsd.accept().unwrap().0);
     connection.read_to_string(&mut received).unwrap();
-    assert!(received.contains(&format!("{total}:5|c\n")), "{received}");
+    let changes = received.lines().filter_map(|line| line.strip_prefix(total)?.strip_suffix("|c"));
+    let sum: u64 = changes.map(|change| change[1..].parse::<u64>().unwrap()).sum();
+    assert_eq!(sum, 5, "{received}");
     assert!(service.wait().0.success());
 }
 
@@ -283,4 +289,36 @@ fn administration_is_off_on_a_public_address() {
         let is_off = reset.text().contains("administration is off");
         assert_eq!(is_off, status == 403, "{reset:?}");
     }
+}
+
+/// Callers with a longer timeout than Envoy's default of 20 ms use such a Redis.
+#[test]
+fn a_redis_that_is_30_ms_away_is_used_if_the_caller_allows_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(server.address());
+    proxy.set_delay(Duration::from_millis(30));
+    let address = proxy.address();
+    let variables = [
+        ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+        ("REDIS_URL", &*address),
+        ("REDIS_TIMEOUT", "10s"),
+    ];
+    let service = Service::start_with(&[], &variables);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    eventually(Duration::from_secs(20), "the store is used", || {
+        http.get("/readyz").is_ok_and(|answer| answer.status == 200)
+    });
+    let mut grpc = Grpc::connect(service.address("grpc")).unwrap();
+    for (timeout, allowed) in [("5S", true), ("5S", true), ("5S", false)] {
+        grpc.timeout = Some(timeout);
+        let told = grpc.ask(None, "edge", &[("user", "a")]).unwrap();
+        assert_eq!((told.allowed, told.degraded), (allowed, false));
+    }
+    assert_eq!(server.command(&["DBSIZE"]).int(), 1);
+    // Envoy's default leaves too little time.
+    grpc.timeout = Some("20m");
+    assert!(grpc.ask(None, "edge", &[("user", "b")]).unwrap().degraded);
 }
