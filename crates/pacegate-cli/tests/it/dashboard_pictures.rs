@@ -44,7 +44,7 @@ fn pictures() {
     let address = service.address("http");
     let mut http = Http::connect(address).unwrap();
     let page = Chromium::shared().page();
-    page.resize(1200, 1160);
+    page.resize(1200, 860);
     page.open(&format!("http://{address}/"));
     for tick in 0..1_500 {
         shop(&mut http, tick);
@@ -64,11 +64,11 @@ fn pictures() {
     page.press("Enter");
     page.wait_until(&has("#try-answer", "Denied"));
     page.wait_until(&shows("#blocked b", "198.51.100.7"));
-    page.resize(1200, 1060);
+    page.resize(1200, 860);
     draw(&page, "dashboard-dark", Scheme::Dark, "#lookup");
     page.resize(390, 844);
     draw(&page, "dashboard-phone", Scheme::Light, "body");
-    page.resize(1920, 1080);
+    page.resize(1920, 720);
     draw(&page, "dashboard-wide", Scheme::Light, "body");
     drop(redis);
     for tick in 0..50 {
@@ -76,7 +76,7 @@ fn pictures() {
         page.evaluate("new Promise(done => setTimeout(done, 200 - Date.now() % 200))");
     }
     page.wait_until(&has("#alerts", "Store unreachable"));
-    page.resize(1200, 700);
+    page.resize(1200, 640);
     draw(&page, "dashboard-outage", Scheme::Light, "body");
 }
 
