@@ -13,7 +13,7 @@ use crate::{
     audit::Audit,
     config::{Settings, StoreSettings},
     engine::Engine,
-    envoy::WrittenRule,
+    envoy::{QuotaRegistry, WrittenRule},
     live::Live,
 };
 
@@ -28,6 +28,7 @@ pub(crate) struct ActiveConfig {
     draining: AtomicBool,
     live: Live,
     audit: Audit,
+    quotas: QuotaRegistry,
 }
 
 /// One version of the configuration.
@@ -90,6 +91,7 @@ impl ActiveConfig {
             draining: AtomicBool::new(false),
             live: Live::new(),
             audit: Audit::default(),
+            quotas: QuotaRegistry::default(),
         }
     }
 
@@ -135,6 +137,11 @@ impl ActiveConfig {
     /// Returns the audit log.
     pub(crate) fn audit(&self) -> &Audit {
         &self.audit
+    }
+
+    /// Returns the needs of Envoy's quota buckets.
+    pub(crate) fn quotas(&self) -> &QuotaRegistry {
+        &self.quotas
     }
 
     /// Marks the server as shutting down: readiness checks fail, and open requests are still answered.

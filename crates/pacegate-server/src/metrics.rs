@@ -22,6 +22,7 @@ use prometheus_client::{
 
 use crate::{
     active_config::{ActiveConfig, State},
+    envoy::QuotaStats,
     service::Listener,
 };
 
@@ -232,6 +233,7 @@ impl Collector for Scrape {
         families.decisions(active)?;
         families.listeners(active.live().listeners())?;
         families.config(active)?;
+        families.quotas(&active.quotas().stats())?;
         match active.state() {
             State::Memory(store) => families.memory(store),
             State::Redis(store) => families.redis(&store.stats()),
@@ -327,6 +329,21 @@ impl Families<'_> {
         self.counter("pacegate_config_reload_failures", help, refused)?;
         let help = "1 if the last reload succeeded, otherwise 0";
         self.gauge("pacegate_config_last_reload_success", help, u64::from(complaint.is_none()))
+    }
+
+    fn quotas(&mut self, stats: &QuotaStats) -> fmt::Result {
+        let help = "Quota buckets of connected Envoys";
+        self.gauge("pacegate_envoy_quota_buckets", help, stats.buckets)?;
+        let help = "Messages of Envoy's quota streams";
+        let messages = [("received", stats.reports), ("sent", stats.responses)];
+        let messages = messages.map(|(kind, count)| ([("direction", kind.to_owned())], count));
+        self.counters("pacegate_envoy_quota_messages", help, messages)?;
+        let help = "Units assigned to Envoys in advance";
+        self.counter("pacegate_envoy_quota_units", help, stats.units)?;
+        let help = "Requests that Envoys decided with assigned units, as they reported them";
+        let requests = [("allowed", stats.allowed), ("denied", stats.denied)];
+        let requests = requests.map(|(kind, count)| ([("outcome", kind.to_owned())], count));
+        self.counters("pacegate_envoy_quota_requests", help, requests)
     }
 
     fn memory(&mut self, store: &MemoryStore) -> fmt::Result {
