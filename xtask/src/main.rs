@@ -10,6 +10,7 @@ mod fuzz;
 mod portable;
 mod screen;
 mod servers;
+mod site;
 mod test;
 mod tidy;
 
@@ -39,6 +40,7 @@ usage: cargo xtask <task>
   portable                compile the library for other targets and with its oldest compiler
   screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
   servers                 install missing programs that the tests need
+  site                    build the documentation as a website in target/site/html, and test it
   tidy                    check the project rules";
 
 fn main() -> ExitCode {
@@ -75,6 +77,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         }
         ["screen", file] => screen::run(Path::new(file)),
         ["servers"] => servers::run(),
+        ["site"] => site::run(),
         ["portable"] => portable::run(),
         ["tidy"] => tidy::run(),
         _ => bail!("unknown task `{}`\n\n{USAGE}", args.join(" ")),

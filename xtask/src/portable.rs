@@ -14,11 +14,8 @@ const OLDEST: &str = "1.88.0";
 
 /// Compiles the library for each target, and with the oldest compiler. Installs what is missing.
 pub(crate) fn run() -> anyhow::Result<()> {
-    let installed = rustup(&["target", "list", "--installed"])?;
     for target in TARGETS {
-        if !installed.lines().any(|line| line == target) {
-            rustup(&["target", "add", target])?;
-        }
+        install_target(target)?;
         // Not `check`: the compiler finds overflowing constants only when it generates code.
         cargo(&["build", "-p", "pacegate", "--all-features", "--target", target], &[])?;
     }
@@ -29,6 +26,15 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let check = "check -p pacegate --all-features --target-dir target/oldest";
     let words: Vec<&str> = check.split(' ').collect();
     cargo(&words, &[("RUSTUP_TOOLCHAIN", OLDEST)])
+}
+
+/// Installs the standard library for a target, if it is missing.
+pub(crate) fn install_target(target: &str) -> anyhow::Result<()> {
+    let installed = rustup(&["target", "list", "--installed"])?;
+    if !installed.lines().any(|line| line == target) {
+        rustup(&["target", "add", target])?;
+    }
+    Ok(())
 }
 
 /// Runs `rustup` and returns its output.

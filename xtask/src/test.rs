@@ -5,7 +5,7 @@ use std::{
 
 use crate::{
     command::{cargo, timed},
-    fuzz, portable, servers, tidy,
+    portable, servers, tidy,
 };
 
 /// Number of random histories that the tests try.
@@ -27,9 +27,6 @@ const STEPS: [&str; 4] = [
 /// With a separate target directory, so that its flags do not rebuild everything else.
 const LOOM: &str = "test -p pacegate --lib --target-dir target/loom loom";
 
-/// Time to fuzz each parser. `cargo xtask fuzz` runs longer.
-const FUZZ_SECONDS: u32 = 20;
-
 /// Installs missing servers, runs all tests, then `tidy`. Stops at the first failure.
 pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     let long: &[_] = match histories {
@@ -44,7 +41,6 @@ pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     let loom = [long, &[("RUSTFLAGS", "--cfg pacegate_loom")]].concat();
     times.measure("loom", || cargo(&words(LOOM), &loom))?;
     times.measure("portable", portable::run)?;
-    times.measure("fuzz", || fuzz::run(FUZZ_SECONDS))?;
     times.measure("tidy", tidy::run)?;
     Ok(times.print()?)
 }

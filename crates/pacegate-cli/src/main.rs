@@ -10,6 +10,8 @@ mod explain;
 mod init;
 mod log;
 mod man;
+#[cfg(test)]
+mod reference;
 mod sample;
 mod schema;
 mod serve;

@@ -2,6 +2,7 @@ use std::{
     io,
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    pin::pin,
     process::ExitCode,
     sync::Arc,
 };
@@ -200,11 +201,18 @@ async fn serve(
         let hint = "raise the limit for open files, for example with ulimit -n 4096";
         CommandError::new(error, "cannot listen for signals", hint)
     })?;
+    let mut end = pin!(end_signal(terminate, interrupt));
     server.wait_for_store().await;
+    let config_client = reloader.follow_config_servers();
+    if let Some(client) = &config_client {
+        tokio::select! {
+            () = client.wait_for_configuration() => {}
+            () = &mut end => return Ok(ExitCode::SUCCESS),
+        }
+    }
     greet(&server);
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(reload_on_signal(hangup, reloader.clone()));
-    let end = end_signal(terminate, interrupt);
     let clean = server.run(reloader, threads, end).await.map_err(|error| {
         let hint = "raise the limits for processes and open files (ulimit -u, ulimit -n)";
         CommandError::new(error, "cannot start the worker threads", hint)
@@ -250,15 +258,12 @@ fn greet(server: &Server) {
         }
         print_line(format_args!("see: {url}/ in a browser, or pacegate top {url}"));
     }
-    if let Some(folder) = &settings.ratelimit {
+    if let Some(rules) = &settings.ratelimit {
         let counting = match settings.descriptors {
             Some(Descriptors::Together) => "all descriptors of a request are counted, or none",
             _ => "descriptors are counted independently, and denied hits too",
         };
-        print_line(format_args!(
-            "mode: envoyproxy/ratelimit, with the files in {}; {counting}",
-            folder.display()
-        ));
+        print_line(format_args!("mode: envoyproxy/ratelimit, with {rules}; {counting}"));
     }
     let state = &settings.store;
     let policies = settings.policies.policies().len();

@@ -18,6 +18,7 @@ mod script;
 mod stats;
 mod store;
 mod time;
+mod tls;
 mod url;
 mod wire;
 mod worker;

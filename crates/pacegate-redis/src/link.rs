@@ -7,16 +7,20 @@ use std::{
 
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, Pipeline, ProtocolVersion,
-    RedisConnectionInfo, RedisError, TlsCertificates, Value, aio::MultiplexedConnection,
-    io::tcp::TcpSettings,
+    RedisConnectionInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
 };
 use rustls::crypto::CryptoProvider;
+#[cfg(target_os = "linux")]
+use socket2::SockRef;
 use tokio::{
+    net::TcpStream,
     sync::mpsc,
+    task::JoinHandle,
     time::{Instant, timeout},
 };
+use tokio_rustls::client::TlsStream;
 
-use crate::script::Scripts;
+use crate::{script::Scripts, tls::Tls};
 
 /// Credentials, database and TLS settings of servers.
 #[derive(Clone)]
@@ -25,15 +29,6 @@ pub(crate) struct Access {
     pub(crate) password: Option<String>,
     pub(crate) database: i64,
     pub(crate) tls: Option<Tls>,
-}
-
-/// TLS settings. The certificate of the server is always verified.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tls {
-    /// CA certificates, instead of those of the system.
-    pub(crate) roots: Option<Vec<u8>>,
-    /// Certificate and key of the client.
-    pub(crate) identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// The address of a server.
@@ -55,8 +50,14 @@ pub(crate) struct Link {
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     connection: MultiplexedConnection,
+    /// The task of a connection with TLS. Connections without TLS have their own.
+    _driver: Option<Arc<Driver>>,
     pub(crate) scripts: Arc<Scripts>,
 }
+
+/// The task that reads and writes a connection. Ends when it is dropped.
+#[derive(Debug)]
+struct Driver(JoinHandle<()>);
 
 /// Long enough for a TLS handshake on a busy machine; short enough to reconnect within two seconds.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(700);
@@ -106,9 +107,19 @@ impl Link {
             ProtocolVersion::RESP3 => config.set_push_sender(sender),
             _ => config,
         };
-        let client = access.client(address, protocol)?;
-        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Self { wire: Wire { connection, scripts: scripts(true) }, gone })
+        let (connection, driver) = match (address, &access.tls) {
+            (Address::Tcp(host, port), Some(tls)) => {
+                let stream = access.connect_tls(tls, host, *port).await?;
+                let info = access.settings(protocol);
+                let opened = MultiplexedConnection::new_with_config(&info, stream, config).await?;
+                (opened.0, Some(Arc::new(Driver(tokio::spawn(opened.1)))))
+            }
+            _ => {
+                let client = access.client(address, protocol)?;
+                (client.get_multiplexed_async_connection_with_config(&config).await?, None)
+            }
+        };
+        Ok(Self { wire: Wire { connection, _driver: driver, scripts: scripts(true) }, gone })
     }
 
     async fn detect(&mut self, writable: bool) -> Result<(), RedisError> {
@@ -166,7 +177,8 @@ impl Wire {
 }
 
 impl Access {
-    fn client(&self, address: &Address, protocol: ProtocolVersion) -> Result<Client, RedisError> {
+    /// Returns credentials, database and protocol.
+    fn settings(&self, protocol: ProtocolVersion) -> RedisConnectionInfo {
         let mut redis = RedisConnectionInfo::default().set_protocol(protocol).set_db(self.database);
         // Redis 7.0 has no ACL rule for CLIENT SETINFO, and logs each rejection in its ACL log.
         redis = redis.set_skip_set_lib_name();
@@ -176,47 +188,46 @@ impl Access {
         if let Some(password) = &self.password {
             redis = redis.set_password(password);
         }
-        let info = self.address(address).into_connection_info()?;
-        let info = info.set_redis_settings(redis);
+        redis
+    }
+
+    /// Opens a connection without TLS.
+    fn client(&self, address: &Address, protocol: ProtocolVersion) -> Result<Client, RedisError> {
+        let info = match address.clone() {
+            Address::Unix(path) => ConnectionAddr::Unix(path),
+            Address::Tcp(host, port) => ConnectionAddr::Tcp(host, port),
+        };
+        let info = info.into_connection_info()?.set_redis_settings(self.settings(protocol));
         let tcp = TcpSettings::default().set_nodelay(true);
         // A delayed command must not run after the worker has reconnected and released the command's permit over the
         // new connection.
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(SEND_TIMEOUT);
-        let info = info.set_tcp_settings(tcp);
-        match &self.tls {
-            None => Client::open(info),
-            Some(tls) => {
-                if !install_crypto_provider() {
-                    let hint = "TLS needs a crypto provider: enable the feature ring, or install one for rustls";
-                    return Err((redis::ErrorKind::InvalidClientConfig, hint).into());
-                }
-                Client::build_with_tls(info, tls.certificates())
-            }
-        }
+        Client::open(info.set_tcp_settings(tcp))
     }
 
-    fn address(&self, address: &Address) -> ConnectionAddr {
-        match (address.clone(), &self.tls) {
-            (Address::Unix(path), _) => ConnectionAddr::Unix(path),
-            (Address::Tcp(host, port), None) => ConnectionAddr::Tcp(host, port),
-            (Address::Tcp(host, port), Some(_)) => {
-                ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
-            }
+    async fn connect_tls(
+        &self,
+        tls: &Tls,
+        host: &str,
+        port: u16,
+    ) -> Result<TlsStream<TcpStream>, RedisError> {
+        if !install_crypto_provider() {
+            let hint =
+                "TLS needs a crypto provider: enable the feature ring, or install one for rustls";
+            return Err((redis::ErrorKind::InvalidClientConfig, hint).into());
         }
+        let stream = TcpStream::connect((host, port)).await?;
+        stream.set_nodelay(true)?;
+        #[cfg(target_os = "linux")]
+        SockRef::from(&stream).set_tcp_user_timeout(Some(SEND_TIMEOUT))?;
+        Ok(tls.connect(host, stream).await?)
     }
 }
 
-impl Tls {
-    fn certificates(&self) -> TlsCertificates {
-        let identity = self.identity.clone();
-        TlsCertificates {
-            client_tls: identity.map(|(client_cert, client_key)| redis::ClientTlsConfig {
-                client_cert,
-                client_key,
-            }),
-            root_cert: self.roots.clone(),
-        }
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -4,7 +4,10 @@ use std::{fmt, fs, path::PathBuf, str::FromStr};
 
 use percent_encoding::percent_decode_str;
 
-use crate::link::{Access, Address, Tls};
+use crate::{
+    link::{Access, Address},
+    tls::Tls,
+};
 
 /// The address of one or several servers, with credentials and TLS settings.
 ///

@@ -13,7 +13,7 @@ use crate::{
     audit::Audit,
     config::{Settings, StoreSettings},
     engine::Engine,
-    envoy::{QuotaRegistry, WrittenRule},
+    envoy::{HitStats, QuotaRegistry, WrittenRule},
     live::Live,
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct Revision {
     pub(crate) engine: Engine,
     /// The settings of this revision.
     pub(crate) settings: Arc<Settings>,
+    /// The statistics of envoyproxy/ratelimit, which all revisions share.
+    pub(crate) hits: Arc<HitStats>,
 }
 
 /// The store for counters.
@@ -82,7 +84,8 @@ impl ActiveConfig {
 
     /// Creates an active configuration for an existing engine.
     pub(crate) fn new(engine: Engine, state: State, settings: Settings) -> Self {
-        let revision = Revision { number: 1, engine, settings: Arc::new(settings) };
+        let (settings, hits) = (Arc::new(settings), Arc::default());
+        let revision = Revision { number: 1, engine, settings, hits };
         Self {
             revision: ArcSwap::from_pointee(revision),
             state,
@@ -108,6 +111,7 @@ impl ActiveConfig {
             number: current.number + 1,
             engine: current.engine.with_policies(settings.effective_policies()),
             settings: settings.clone(),
+            hits: current.hits.clone(),
         });
         self.complaint.store(Arc::new(None));
         previous.number + 1
@@ -122,6 +126,12 @@ impl ActiveConfig {
     /// Returns the number of failed reloads, and the error if the last reload failed.
     pub(crate) fn refusals(&self) -> (u64, Option<String>) {
         (self.refused.load(Ordering::Relaxed), (**self.complaint.load()).clone())
+    }
+
+    /// Returns true if the server is unhealthy because it has no rules.
+    pub(crate) fn lacks_rules(&self) -> bool {
+        let settings = &self.revision().settings;
+        settings.needs_rules && settings.rules.is_empty()
     }
 
     /// Returns the store for counters.

@@ -9,13 +9,14 @@ use pacegate::{
 use smallvec::SmallVec;
 use tokio::time::{Instant, timeout_at};
 
-use crate::blocks::Blocks;
+use crate::{blocks::Blocks, live::Recent};
 
 /// A limiter, in memory or over a store, that denies blocked keys for every listener.
 #[derive(Clone, Debug)]
 pub(crate) struct Engine {
     limiter: SharedLimiter,
     blocks: Arc<Blocks>,
+    recent: Arc<Recent>,
     /// The time at which the caller needs an answer, even if the store has not answered.
     deadline: Option<Instant>,
 }
@@ -37,7 +38,8 @@ impl Engine {
 
     /// Creates an engine with its counters in the store of the limiter.
     pub(crate) fn shared(limiter: SharedLimiter) -> Self {
-        Self { limiter, blocks: Arc::new(Blocks::new()), deadline: None }
+        let (blocks, recent) = (Arc::new(Blocks::new()), Arc::new(Recent::new()));
+        Self { limiter, blocks, recent, deadline: None }
     }
 
     /// Returns the calls for explicit charges, without blocks and deadlines.
@@ -62,6 +64,11 @@ impl Engine {
         &self.blocks
     }
 
+    /// Returns a sample of the recent decisions.
+    pub(crate) fn recent(&self) -> &Recent {
+        &self.recent
+    }
+
     /// Returns the time by the clock of this process, which may differ from that of the store.
     pub(crate) fn now(&self) -> Timestamp {
         self.blocks.now()
@@ -74,6 +81,16 @@ impl Engine {
 
     /// Charges a request to every policy that covers it, all or nothing.
     pub(crate) async fn check(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
+        let decision = self.check_request(request).await?;
+        if self.recent.is_open()
+            && let Ok(charges) = self.plan(request).charges(request.units())
+        {
+            self.record(&charges, decision);
+        }
+        Ok(decision)
+    }
+
+    async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         if self.may_block(request) {
             let plan = self.plan(request);
             if let Some(verdict) = self.blocked(&plan.charges(request.units())?).await? {
@@ -81,6 +98,20 @@ impl Engine {
             }
         }
         self.limiter.check_request(request).await
+    }
+
+    /// Records the decision for each policy and key of a request.
+    fn record(&self, charges: &[Charge<'_>], decision: Decision) {
+        let now = self.now();
+        let mut last = None;
+        for charge in charges {
+            // The limits of a policy are adjacent, and recorded once.
+            let subject = Some((charge.policy, charge.key));
+            if last != subject {
+                self.recent.record(now, charge, decision);
+            }
+            last = subject;
+        }
     }
 
     /// Returns the limits to decide a request by: a block applies even if an override lifts the limit.
@@ -98,12 +129,18 @@ impl Engine {
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<BatchDecision, CheckError> {
-        if self.blocks.any()
-            && let Some(verdict) = self.blocked(charges).await?
-        {
-            return Ok(verdict);
+        let blocked = match self.blocks.any() {
+            true => self.blocked(charges).await?,
+            false => None,
+        };
+        let verdict = match blocked {
+            Some(verdict) => verdict,
+            None => self.unblocked(charges, id).await?,
+        };
+        if self.recent.is_open() {
+            self.record(charges, verdict.decision);
         }
-        self.unblocked(charges, id).await
+        Ok(verdict)
     }
 
     async fn unblocked(
@@ -131,9 +168,26 @@ impl Engine {
         charges: &[Charge<'_>],
         decisions: &mut Vec<Result<Decision, CheckError>>,
     ) {
-        if !self.blocks.any() {
-            return self.check_unblocked(charges, decisions).await;
+        let before = decisions.len();
+        match self.blocks.any() {
+            true => self.check_some_blocked(charges, decisions).await,
+            false => self.check_unblocked(charges, decisions).await,
         }
+        for (charge, decision) in charges.iter().zip(&decisions[before..]) {
+            if !self.recent.is_open() {
+                break;
+            }
+            if let Ok(decision) = decision {
+                self.recent.record(self.now(), charge, *decision);
+            }
+        }
+    }
+
+    async fn check_some_blocked(
+        &self,
+        charges: &[Charge<'_>],
+        decisions: &mut Vec<Result<Decision, CheckError>>,
+    ) {
         let mut rest = charges;
         while !rest.is_empty() {
             let free = rest.iter().take_while(|charge| self.wait(charge).is_none()).count();
@@ -231,7 +285,7 @@ impl Engine {
     /// Returns an engine with other policies on the same counters, statistics and blocks.
     pub(crate) fn with_policies(&self, policies: PolicySet) -> Self {
         let limiter = self.limiter.with_policies(policies);
-        Self { limiter, blocks: self.blocks.clone(), deadline: None }
+        Self { limiter, deadline: None, ..self.clone() }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Entry points for `fuzz/`. Not a public API: it may change at any time.
+//! Entry points for `fuzz/` and `tests/it/fuzzing.rs`. Not a public API: it may change at any time.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,8 +11,8 @@ use crate::{
     envoy, http, resp,
 };
 
-/// The active for all inputs, with room for few keys.
-static GATE: LazyLock<Option<Arc<ActiveConfig>>> = LazyLock::new(|| {
+/// The configuration for all inputs, with room for few keys.
+static ACTIVE: LazyLock<Option<Arc<ActiveConfig>>> = LazyLock::new(|| {
     let environment = Environment::of(|_| None);
     let settings: Settings = config::read(CONFIG, "fuzz.yaml", &environment).ok()?;
     let policies = settings.policies.clone();
@@ -44,21 +44,21 @@ fn run<T>(work: impl Future<Output = T>) -> Option<T> {
 
 /// Handles the bytes of a RESP connection.
 pub fn resp(bytes: &[u8]) {
-    if let Some(active) = &*GATE {
+    if let Some(active) = &*ACTIVE {
         run(resp::answer_all(active.clone(), bytes));
     }
 }
 
 /// Handles the body of an HTTP check.
 pub fn json(bytes: &[u8]) {
-    if let Some(active) = &*GATE {
+    if let Some(active) = &*ACTIVE {
         run(http::check_bytes(active, bytes));
     }
 }
 
 /// Handles a protobuf request of Envoy.
 pub fn rls(bytes: &[u8]) {
-    if let Some(active) = &*GATE {
+    if let Some(active) = &*ACTIVE {
         run(envoy::decide_bytes(active, bytes));
     }
 }

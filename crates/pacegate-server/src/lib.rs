@@ -33,7 +33,7 @@ pub use self::{
         Settings, StoreSettings, load as load_config, read as read_config,
         reference as config_reference, schema as config_schema, warnings as config_warnings,
     },
-    envoy::{Logging, WrittenRule},
+    envoy::{ConfigClient, Logging, WrittenRule},
     inline_limits::InlineLimitError,
     listeners::{ListenAddresses, ListenerId},
     local::{LocalEngine, LocalError, parse_inline_limits},

@@ -165,6 +165,11 @@ impl ListenerMetrics {
         Latency(std::array::from_fn(|place| self.sum(|shard| &shard.decisions[place])))
     }
 
+    /// Returns the sum of the times of all responses.
+    pub(crate) fn total_time(&self) -> Duration {
+        Duration::from_nanos(self.sum(|shard| &shard.nanos))
+    }
+
     /// Returns the number of open connections.
     pub(crate) fn connections(&self) -> usize {
         self.socket.as_ref().map_or(0, |socket| socket.open())
@@ -182,14 +187,20 @@ impl Latency {
         self.0.iter().fold(0, |sum, count| sum.wrapping_add(*count))
     }
 
+    /// Returns the highest time of each bucket, which the last one lacks, and its number of requests.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
+        let bounds = BOUNDS.map(|micros| Some(Duration::from_micros(micros)));
+        bounds.into_iter().chain([None]).zip(self.0)
+    }
+
     /// Returns the requests that are not in an earlier histogram.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         Self(std::array::from_fn(|place| self.0[place].wrapping_sub(earlier.0[place])))
     }
 
     /// Returns the upper bound of the bucket that has the request at this percentage, such as 99 for the time within
-    /// which 99 % of the requests were answered. The last bucket has no bound; for it, returns the highest one. `None`
-    /// without requests.
+    /// which 99 % of the requests were answered. The last bucket has no bound; for it, returns a microsecond more than
+    /// the highest one, so that it can be shown as "above 10 s". `None` without requests.
     pub(crate) fn percentile(&self, percent: u64) -> Option<Duration> {
         let rank = self.count().checked_mul(percent)?.div_ceil(100);
         let mut seen = 0_u64;
@@ -197,7 +208,8 @@ impl Latency {
             seen = seen.saturating_add(*count);
             seen >= rank && rank > 0
         })?;
-        BOUNDS.get(place).or(BOUNDS.last()).map(|&micros| Duration::from_micros(micros))
+        let micros = BOUNDS.get(place).copied().unwrap_or(BOUNDS[BOUNDS.len() - 1] + 1);
+        Some(Duration::from_micros(micros))
     }
 }
 
@@ -313,7 +325,7 @@ impl Families<'_> {
             let times = Latency(std::array::from_fn(times));
             let bounds = BOUNDS.map(|micros| Duration::from_micros(micros).as_secs_f64());
             let buckets: Vec<_> = bounds.into_iter().chain([f64::INFINITY]).zip(times.0).collect();
-            let sum = Duration::from_nanos(listener.sum(|shard| &shard.nanos)).as_secs_f64();
+            let sum = listener.total_time().as_secs_f64();
             let labels = [("listener", listener.name)];
             let mut encoder = encoder.encode_family(&labels)?;
             encoder.encode_histogram::<NoLabelSet>(sum, times.count(), &buckets, None)?;

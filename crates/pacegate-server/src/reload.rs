@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     active_config::ActiveConfig,
     config::{Files, LayoutError, Settings},
-    envoy::RuleFile,
+    envoy::{ConfigClient, Resources, RuleFile},
     service::{Exposed, Tls, TlsError, check_exposure},
     source::{ConfigSource, SourceError},
 };
@@ -136,6 +136,36 @@ impl Reloader {
         let revision = self.active.replace(settings);
         tracing::info!(revision, policies, "configuration reloaded");
         Ok(revision)
+    }
+
+    /// Connects to the config servers, if the rules come from there.
+    pub fn follow_config_servers(self: &Arc<Self>) -> Option<ConfigClient> {
+        let servers = self.source.config_servers()?;
+        Some(ConfigClient::start(self, servers))
+    }
+
+    /// Activates the resources of a config server, together with the last ones of the others. If they are invalid, the
+    /// current configuration stays active.
+    pub(crate) fn activate_resources(
+        &self,
+        server: usize,
+        resources: Arc<Resources>,
+    ) -> Result<(), ReloadError> {
+        let _serialized = self.seen.lock();
+        let mut settings = Settings::clone(&self.active.revision().settings);
+        let all = self.source.with_resources(server, resources, &mut settings)?;
+        let Some(all) = all else { return Ok(()) };
+        self.check_layout(&settings)?;
+        self.source.keep_resources(all);
+        let policies = settings.policies.policies().len();
+        let revision = self.active.replace(settings);
+        tracing::info!(revision, policies, "configuration received");
+        Ok(())
+    }
+
+    /// Records that a configuration was rejected.
+    pub(crate) fn refuse(&self, reason: &str) {
+        self.active.refuse(reason.to_owned());
     }
 
     /// Replaces all certificates or none.

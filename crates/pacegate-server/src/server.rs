@@ -11,6 +11,7 @@ use tokio::{
 use crate::{
     active_config::{ActiveConfig, OpenError, State},
     config::{Bind, Settings},
+    envoy::{Pages, Statsd},
     listeners::{LISTENERS, ListenerEntry, StartContext},
     live,
     metrics::{ListenerMetrics, Metrics},
@@ -64,6 +65,8 @@ pub struct Endpoint {
 
 /// The time to wait for the store at the start, and for the return of leases at the end.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum number of connections to a port with pages of envoyproxy/ratelimit.
+const MAX_PAGE_CONNECTIONS: usize = 64;
 /// The interval between checks of the store for the log.
 const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 /// The minimum time between two log lines about decisions by failure modes.
@@ -136,6 +139,8 @@ impl Server {
         self.accept(&mut accepting, &reloader);
         let store_log = tokio::spawn(log_store_changes(self.active.clone()));
         let history = tokio::spawn(live::watch(self.active.clone()));
+        let statsd = self.settings().stats.as_ref().and_then(|stats| stats.statsd.clone());
+        let statsd = statsd.map(|settings| Statsd::start(self.active.clone(), settings));
         end.await;
         store_log.abort();
         history.abort();
@@ -149,6 +154,9 @@ impl Server {
             all &= bound.listener.emptied(deadline.duration_since(Instant::now())).await;
         }
         self.return_leases().await;
+        if let Some(statsd) = statsd {
+            statsd.finish().await;
+        }
         Ok(all)
     }
 
@@ -174,6 +182,11 @@ impl Server {
             let context = StartContext { active, metrics, own_metrics, reloader: reloader.clone() };
             (bound.entry.start)(accepting, bound, context);
         }
+        let settings = self.settings();
+        for (addresses, set) in settings.stats.iter().flat_map(|stats| &stats.pages) {
+            let pages = Pages::new(self.active.clone(), set.clone());
+            accepting.spawn_pages(addresses, &settings, pages);
+        }
     }
 }
 
@@ -191,6 +204,28 @@ impl Accepting {
             (bound.listener.clone(), bound.tls.clone(), Arc::new(protocol));
         let (workers, drain) = (self.workers.clone(), self.drain.clone());
         self.tasks.spawn(async move { listener.run(protocol, tls, &workers, drain).await });
+    }
+
+    /// Serves pages of envoyproxy/ratelimit. The server starts even if their port cannot be used.
+    fn spawn_pages(&mut self, addresses: &[SocketAddr], settings: &Settings, pages: Pages) {
+        let mut problem =
+            "set PACEGATE_INSECURE to use an address that others can reach".to_owned();
+        let is_allowed = |address: &&SocketAddr| {
+            settings.security.insecure || address.ip().to_canonical().is_loopback()
+        };
+        for address in addresses.iter().filter(is_allowed) {
+            match Listener::bind("pages", *address, MAX_PAGE_CONNECTIONS) {
+                Ok(listener) => {
+                    let (workers, drain) = (self.workers.clone(), self.drain.clone());
+                    let pages = Arc::new(pages);
+                    self.tasks
+                        .spawn(async move { listener.run(pages, None, &workers, drain).await });
+                    return;
+                }
+                Err(error) => problem = error.to_string(),
+            }
+        }
+        tracing::error!("cannot serve {} on {addresses:?}: {problem}", pages.name());
     }
 }
 

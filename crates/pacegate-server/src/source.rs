@@ -4,7 +4,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     rc::Rc,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use pacegate::{PolicyName, PolicySet, policy::PolicyError};
@@ -15,7 +15,10 @@ use crate::{
         self, Bind, Descriptors, Environment, FileFormat, Files, LayoutError, LoadError,
         SecretError, Settings, StoreAddressError,
     },
-    envoy::{Deployment, EnvironmentError, FileError, Logging, Rules},
+    envoy::{
+        AcceptedResources, Deployment, EnvironmentError, FileError, Logging, Resources, RuleOrigin,
+        Rules, XdsOptions, resource_rules,
+    },
     listeners::ListenerId,
 };
 
@@ -44,6 +47,10 @@ pub struct ConfigSource {
     overrides: Overrides,
     /// The files of the secrets that the last load read.
     secrets: Mutex<Vec<PathBuf>>,
+    /// The deployment of envoyproxy/ratelimit. Variables do not change, and names of hosts are resolved once.
+    deployment: OnceLock<Option<Deployment>>,
+    /// The resources of the config servers.
+    resources: Mutex<AcceptedResources>,
 }
 
 /// The reason why the settings cannot be loaded.
@@ -80,7 +87,8 @@ impl ConfigSource {
     /// envoyproxy/ratelimit. Without paths, the environment variables of envoyproxy/ratelimit apply, or else the
     /// defaults.
     pub fn new(paths: Vec<PathBuf>, overrides: Overrides) -> Self {
-        Self { paths, overrides, secrets: Mutex::default() }
+        let (secrets, resources) = (Mutex::default(), Mutex::default());
+        Self { paths, overrides, secrets, deployment: OnceLock::new(), resources }
     }
 
     /// Adds this file if no other was given, it exists, and the environment does not describe a deployment of
@@ -98,7 +106,7 @@ impl ConfigSource {
     /// Returns the files and directories of the last load, and the files of the secrets that they refer to.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let own = match self.deployment(&Environment::process()) {
-            Ok(Some(deployment)) => vec![deployment.files],
+            Ok(Some(Deployment { rules: RuleOrigin::Files(folder), .. })) => vec![folder],
             _ => self.paths.clone(),
         };
         [own, self.secrets.lock().clone()].concat()
@@ -109,7 +117,11 @@ impl ConfigSource {
         if !self.paths.is_empty() {
             return Ok(None);
         }
-        Ok(Deployment::read(|name| environment.get(name), self.overrides.ratelimit)?)
+        if let Some(known) = self.deployment.get() {
+            return Ok(known.clone());
+        }
+        let read = Deployment::read(|name| environment.get(name), self.overrides.ratelimit)?;
+        Ok(self.deployment.get_or_init(|| read).clone())
     }
 
     /// Returns the log settings of a deployment of envoyproxy/ratelimit. [`ConfigSource::load`] reports its errors.
@@ -137,12 +149,65 @@ impl ConfigSource {
 
     fn load_with(&self, environment: &Environment<'_>) -> Result<Settings, SourceError> {
         let mut settings = match self.deployment(environment)? {
-            Some(deployment) => load_deployment(&deployment, environment)?,
+            Some(deployment) => self.load_deployment(&deployment, environment)?,
             None => self.load_paths(environment)?,
         };
         self.overrides.apply(&mut settings, environment)?;
         settings.check_layout()?;
         Ok(settings)
+    }
+
+    fn load_deployment(
+        &self,
+        deployment: &Deployment,
+        environment: &Environment<'_>,
+    ) -> Result<Settings, SourceError> {
+        let mut settings = without_policies()?;
+        deployment.apply(&mut settings);
+        match &deployment.rules {
+            RuleOrigin::Files(folder) => add_rules(&[folder], &mut settings, environment)?,
+            RuleOrigin::Servers(_) => {
+                let rules = resource_rules(&self.resources.lock(), &settings.envoy)?;
+                put_rules(rules, &mut settings)?;
+            }
+        }
+        for warning in &deployment.warnings {
+            tracing::warn!("{warning}");
+        }
+        Ok(settings)
+    }
+
+    /// Returns the config servers, if the rules come from there.
+    pub(crate) fn config_servers(&self) -> Option<XdsOptions> {
+        match self.deployment(&Environment::process()) {
+            Ok(Some(Deployment { rules: RuleOrigin::Servers(options), .. })) => Some(options),
+            _ => None,
+        }
+    }
+
+    /// Replaces the resources of a config server in `settings`. Returns the resources of all config servers, which
+    /// [`ConfigSource::keep_resources`] stores, or `None` if nothing changes.
+    pub(crate) fn with_resources(
+        &self,
+        server: usize,
+        resources: Arc<Resources>,
+        settings: &mut Settings,
+    ) -> Result<Option<AcceptedResources>, SourceError> {
+        let mut all = self.resources.lock().clone();
+        all.resize(all.len().max(server + 1), None);
+        if all[server].as_ref().is_some_and(|known| known.is_same(&resources)) {
+            return Ok(None);
+        }
+        all[server] = Some(resources);
+        let rules = resource_rules(&all, &settings.envoy)?;
+        settings.policies = PolicySet::new([])?;
+        put_rules(rules, settings)?;
+        Ok(Some(all))
+    }
+
+    /// Stores the resources of all config servers for later loads.
+    pub(crate) fn keep_resources(&self, all: AcceptedResources) {
+        *self.resources.lock() = all;
     }
 
     fn load_paths(&self, environment: &Environment<'_>) -> Result<Settings, SourceError> {
@@ -167,19 +232,6 @@ impl ConfigSource {
         }
         Ok(settings)
     }
-}
-
-fn load_deployment(
-    deployment: &Deployment,
-    environment: &Environment<'_>,
-) -> Result<Settings, SourceError> {
-    let mut settings = without_policies()?;
-    deployment.apply(&mut settings);
-    add_rules(&[&deployment.files], &mut settings, environment)?;
-    for warning in &deployment.warnings {
-        tracing::warn!("{warning}");
-    }
-    Ok(settings)
 }
 
 impl Overrides {
@@ -217,7 +269,11 @@ fn add_rules(
     for path in paths {
         files.extend(config::rule_files(path, environment)?);
     }
-    let rules = Rules::parse(&files, &settings.envoy)?;
+    put_rules(Rules::parse(&files, &settings.envoy)?, settings)
+}
+
+/// Adds rules to the policies of `settings`.
+fn put_rules(rules: Rules, settings: &mut Settings) -> Result<(), SourceError> {
     settings.policies = rules.beside(&settings.policies).map_err(|error| match error {
         PolicyError::DuplicateName(name) => SourceError::RuleName(name),
         other => other.into(),

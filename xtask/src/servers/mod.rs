@@ -57,6 +57,15 @@ const H2LOAD: Program = Program {
     version: "--version",
 };
 
+const MDBOOK: Program = Program {
+    name: "mdbook",
+    file: "mdbook",
+    folder: "mdbook/bin",
+    variable: Some("PACEGATE_MDBOOK"),
+    version: "--version",
+};
+const MDBOOK_VERSION: &str = "=0.5.4";
+
 /// Installs missing programs for the tests.
 pub(crate) fn run() -> anyhow::Result<()> {
     let _only = lock()?;
@@ -75,6 +84,22 @@ pub(crate) fn for_bench() -> anyhow::Result<()> {
     provide(WRK, || apt::install("wrk"))?;
     provide(H2LOAD, || apt::install("nghttp2-client"))?;
     throttlecrab::provide()
+}
+
+/// Installs missing programs for the site, and returns the path of mdBook.
+pub(crate) fn for_site() -> anyhow::Result<PathBuf> {
+    let _only = lock()?;
+    provide(CHROMIUM, || apt::install("chromium"))?;
+    provide(MDBOOK, || {
+        let mut cargo = Command::new("cargo");
+        cargo.args(["install", "--locked", "mdbook", "--version", MDBOOK_VERSION]);
+        cargo.args(["--no-default-features", "--features", "search", "--root"]);
+        cargo.arg(folder()?.join("mdbook"));
+        // Do not use the target directory or the configuration of this workspace.
+        cargo.env_remove("CARGO_TARGET_DIR").current_dir("/");
+        run_command(&mut cargo)
+    })?;
+    MDBOOK.find().context("mdbook not found after its installation")
 }
 
 /// Finds a program, installs it if it is missing, and prints its version.

@@ -68,6 +68,7 @@ fn named(variable: &str) -> Option<OsString> {
 /// Returns the first word that looks like a version.
 fn version(said: &str) -> Option<&str> {
     said.split([' ', '\n', '/', '=', ','])
+        .map(|word| word.strip_prefix('v').unwrap_or(word))
         .find(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'))
 }
 
@@ -82,6 +83,7 @@ mod tests {
             ("nginx version: nginx/1.22.1\n", "1.22.1"),
             ("\nenvoy  version: 0a1b2c/1.40.0/Clean/RELEASE/BoringSSL\n", "1.40.0"),
             ("Python 3.11.7\n", "3.11.7"),
+            ("mdbook v0.5.4\n", "0.5.4"),
             ("wrk debian/4.1.0-3+b2 [epoll] Copyright (C) 2012 Will Glozer", "4.1.0-3+b2"),
         ] {
             assert_eq!(version(said), Some(number));

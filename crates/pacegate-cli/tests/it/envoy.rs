@@ -1,14 +1,25 @@
 //! The service in the place of envoyproxy/ratelimit, with its environment variables.
 
-use std::{fs, net::SocketAddr, os::unix::fs::symlink, process::Command};
+use std::{
+    fs,
+    io::Read,
+    net::{SocketAddr, TcpListener},
+    os::unix::fs::symlink,
+    process::Command,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::handshake;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use pacegate_testkit::servers::{Client, Flavor, Port, Proxy, Server, eventually};
 
-use crate::{clients::Http, service::Service};
+use crate::{
+    clients::{Grpc, Http},
+    service::Service,
+};
 
 const RULES: &str = "
 domain: edge
@@ -48,7 +59,7 @@ async fn the_variables_of_a_deployment_are_enough() {
             ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
             ("RUNTIME_SUBDIRECTORY", "ratelimit"),
             ("LIMIT_RESPONSE_HEADERS_ENABLED", "true"),
-            ("USE_STATSD", "false"),
+            ("REDIS_POOL_SIZE", "9"),
         ],
     );
     assert!(service.greeting.iter().any(|line| line.starts_with("ready: 1 polic")));
@@ -63,7 +74,7 @@ async fn the_variables_of_a_deployment_are_enough() {
     service.signal("TERM");
     let (status, logged) = service.wait();
     assert!(status.success(), "{logged}");
-    assert!(logged.contains("USE_STATSD has no effect"), "{logged}");
+    assert!(logged.contains("REDIS_POOL_SIZE has no effect"), "{logged}");
 }
 
 /// Runs a service with these options and variables besides those of a deployment, and returns its log.
@@ -71,7 +82,7 @@ fn log_of(args: &[&str], variables: &[(&str, &str)]) -> String {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("config")).unwrap();
     fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
-    let own = [("RUNTIME_ROOT", folder.path().to_str().unwrap()), ("DEBUG_PORT", "6070")];
+    let own = [("RUNTIME_ROOT", folder.path().to_str().unwrap()), ("REDIS_POOL_SIZE", "9")];
     let service = Service::start_with(args, &[&own, variables].concat());
     service.signal("TERM");
     let (status, logged) = service.wait();
@@ -81,7 +92,7 @@ fn log_of(args: &[&str], variables: &[(&str, &str)]) -> String {
 
 #[test]
 fn the_variables_of_a_deployment_set_the_log_level() {
-    let (warning, info) = ("DEBUG_PORT has no effect", "shutting down");
+    let (warning, info) = ("REDIS_POOL_SIZE has no effect", "shutting down");
     for (args, variables, expected) in [
         // The default of envoyproxy/ratelimit is to log warnings only.
         (&[][..], &[][..], (true, false)),
@@ -185,4 +196,127 @@ async fn the_program_serves_under_the_name_ratelimit() {
     for status in [200, 429] {
         assert_eq!(client.request("POST", "/json", None, question).unwrap().status, status);
     }
+}
+
+/// Dashboards for envoyproxy/ratelimit read these names and labels.
+#[test]
+fn statistics_have_the_names_of_envoyproxy_ratelimit() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    let rules = format!(
+        "{RULES}  - key: ip\n    detailed_metric: true\n    shadow_mode: true\n    \
+         rate_limit: {{ unit: year, requests_per_unit: 1 }}\n"
+    );
+    fs::write(folder.path().join("config/edge.yaml"), rules).unwrap();
+    let (metrics, debug) = (Port::reserve(), Port::reserve());
+    let statsd = TcpListener::bind("127.0.0.1:0").unwrap();
+    let service = Service::start_with(
+        &[],
+        &[
+            ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+            ("USE_PROMETHEUS", "true"),
+            ("PROMETHEUS_ADDR", &format!("localhost:{}", metrics.number())),
+            ("DEBUG_HOST", "127.0.0.1"),
+            ("DEBUG_PORT", &debug.number().to_string()),
+            ("USE_STATSD", "true"),
+            ("STATSD_HOST", "127.0.0.1"),
+            ("STATSD_PORT", &statsd.local_addr().unwrap().port().to_string()),
+            ("STATS_FLUSH_INTERVAL", "1h"),
+        ],
+    );
+    for (hits_addend, status) in [(1, 200), (4, 429)] {
+        assert_eq!(hits(&service, "edge", hits_addend), status);
+    }
+    assert_eq!(hits(&service, "other", 1), 200);
+    let mut client = Http::connect(service.address("http")).unwrap();
+    let ip = r#"{"entries": [{"key": "ip", "value": "10.0.0.1"}]}"#;
+    let ip = format!(r#"{{"domain": "edge", "hitsAddend": 3, "descriptors": [{ip}]}}"#);
+    assert_eq!(client.request("POST", "/json", None, &ip).unwrap().status, 200);
+    let page = |port: &Port, path: &str| {
+        let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+        Http::connect(address).unwrap().get(path).unwrap().body
+    };
+    let found = page(&metrics, "/metrics");
+    let name = "ratelimit_service_rate_limit";
+    for line in [
+        &*format!("{name}_total_hits{{domain=\"edge\",key1=\"user\"}} 5"),
+        &format!("{name}_within_limit{{domain=\"edge\",key1=\"user\"}} 1"),
+        &format!("{name}_over_limit{{domain=\"edge\",key1=\"user\"}} 3"),
+        &format!("{name}_near_limit{{domain=\"edge\",key1=\"user\"}} 1"),
+        &format!("{name}_shadow_mode{{domain=\"edge\",key1=\"ip_10_0_0_1\"}} 2"),
+        &format!("{name}_other_domain_not_found 1"),
+        "ratelimit_service_config_load_success 1",
+    ] {
+        assert!(found.lines().any(|other| other == line), "{line}\n{found}");
+    }
+    assert!(found.contains("\nprocess_resident_memory_bytes "), "{found}");
+    let rules = page(&debug, "/rlconfig");
+    let user = "edge.user: unit=YEAR requests_per_unit=2, shadow_mode: false, quota_mode: false";
+    assert!(rules.lines().any(|line| line == user), "{rules}");
+    let total = "ratelimit.service.rate_limit.edge.user.total_hits";
+    let stats = page(&debug, "/stats");
+    assert!(stats.contains(&format!("{total}: 5\n")), "{stats}");
+    // The counters that have not been sent are sent at the end.
+    service.signal("TERM");
+    let (mut received, mut connection) = (String::new(), statsd.accept().unwrap().0);
+    connection.read_to_string(&mut received).unwrap();
+    assert!(received.contains(&format!("{total}:5|c\n")), "{received}");
+    assert!(service.wait().0.success());
+}
+
+/// The ports of envoyproxy/ratelimit have no authentication, so administration is for this machine only.
+#[test]
+fn administration_is_off_on_a_public_address() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let variables = [("RUNTIME_ROOT", folder.path().to_str().unwrap())];
+    for (args, status) in [
+        (&["--http", "0.0.0.0:0", "--resp", "0.0.0.0:0", "--insecure"][..], 403),
+        (&["--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"], 200),
+    ] {
+        let service = Service::start_with(args, &variables);
+        let address = |name| SocketAddr::from(([127, 0, 0, 1], service.address(name).port()));
+        let mut client = Http::connect(address("http")).unwrap();
+        assert_eq!(client.request("POST", "/v1/reload", None, "").unwrap().status, status);
+        assert_eq!(client.get("/v1/stats").unwrap().status, status);
+        assert_eq!(client.get("/metrics").unwrap().status, 200);
+        assert_eq!(client.get("/healthcheck").unwrap().status, 200);
+        let mut resp = Client::connect(&address("resp").to_string()).unwrap();
+        let reset = resp.command(&["PACEGATE.RESET", "ATTR", "user", "a"]).unwrap();
+        let is_off = reset.text().contains("administration is off");
+        assert_eq!(is_off, status == 403, "{reset:?}");
+    }
+}
+
+/// Callers with a longer timeout than Envoy's default of 20 ms use such a Redis.
+#[test]
+fn a_redis_that_is_30_ms_away_is_used_if_the_caller_allows_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(server.address());
+    proxy.set_delay(Duration::from_millis(30));
+    let address = proxy.address();
+    let variables = [
+        ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+        ("REDIS_URL", &*address),
+        ("REDIS_TIMEOUT", "10s"),
+    ];
+    let service = Service::start_with(&[], &variables);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    eventually(Duration::from_secs(20), "the store is used", || {
+        http.get("/readyz").is_ok_and(|answer| answer.status == 200)
+    });
+    let mut grpc = Grpc::connect(service.address("grpc")).unwrap();
+    for (timeout, allowed) in [("5S", true), ("5S", true), ("5S", false)] {
+        grpc.timeout = Some(timeout);
+        let told = grpc.ask(None, "edge", &[("user", "a")]).unwrap();
+        assert_eq!((told.allowed, told.degraded), (allowed, false));
+    }
+    assert_eq!(server.command(&["DBSIZE"]).int(), 1);
+    // Envoy's default leaves too little time.
+    grpc.timeout = Some("20m");
+    assert!(grpc.ask(None, "edge", &[("user", "b")]).unwrap().degraded);
 }

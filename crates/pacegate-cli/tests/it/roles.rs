@@ -95,6 +95,7 @@ fn http_calls_by_role() {
         ("POST", "/json", &back, ADMIN),
         ("GET", "/v1/stats", "", ADMIN),
         ("GET", "/v1/live", "", ADMIN),
+        ("GET", "/v1/decisions?policy=free&key=k", "", ADMIN),
         ("POST", "/v1/block", BLOCK, ADMIN),
         ("DELETE", "/v1/block?policy=free&key=blocked", "", ADMIN),
         ("POST", "/v1/clear", r#"{"policy": "free"}"#, ADMIN),

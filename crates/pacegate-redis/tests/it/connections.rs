@@ -71,6 +71,24 @@ fn tls_is_verified() {
     }
 }
 
+/// Such a certificate is accepted only if it is the configured CA, and only for its names.
+#[test]
+fn a_self_signed_certificate_is_accepted_if_it_is_the_ca() {
+    let (certificates, others) = (Certificates::self_signed(), Certificates::self_signed());
+    let options = Server::options(Flavor::Redis).tls(&certificates);
+    let server = options.arg("bind", "127.0.0.1 127.0.0.2").start();
+    let url = |host: &str, ca: &Certificates| {
+        format!("rediss://{host}:{}?ca={}", server.port(), ca.ca().display())
+    };
+    runtime().block_on(async {
+        works(connect(&url("localhost", &certificates)).await.unwrap()).await;
+        for (host, ca) in [("127.0.0.1", &others), ("127.0.0.2", &certificates)] {
+            let error = connect(&url(host, ca)).await.unwrap_err().to_string();
+            assert!(error.contains("certificate"), "{host}: {error}");
+        }
+    });
+}
+
 #[test]
 fn prefixes_and_secrets_separate_counters() {
     let server = Server::start(Flavor::Redis);

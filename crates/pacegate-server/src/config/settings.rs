@@ -1,6 +1,6 @@
 //! The whole file, and the settings that it is read into. Each section is declared in the file that reads it.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc};
 
 use pacegate::{PolicyName, PolicySet, policy::FailureMode};
 use pacegate_http::{HeaderStyle, Headers, ResetStyle};
@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    Bounds, Environment, Security, StoreSettings, TlsFiles,
+    Bind, Bounds, Environment, Security, StoreSettings, TlsFiles,
     bounds::BoundsSection,
     choices::choices,
     layout::{LayoutError, check_cluster, supported},
@@ -21,8 +21,8 @@ use super::{
     store::StoreSection,
 };
 use crate::{
-    envoy::{EnvoyOptions, Rules},
-    listeners::ListenAddresses,
+    envoy::{EnvoyOptions, Rules, StatsSettings},
+    listeners::{ListenAddresses, ListenerId},
 };
 
 /// The configuration of `pacegate serve`. All fields are optional.
@@ -180,8 +180,12 @@ pub struct Settings {
     pub descriptors: Option<Descriptors>,
     /// Options for Envoy's descriptors.
     pub(crate) envoy: EnvoyOptions,
-    /// The folder of rules, if the server was started in the place of envoyproxy/ratelimit.
-    pub ratelimit: Option<PathBuf>,
+    /// The statistics of envoyproxy/ratelimit, if the server was started in its place.
+    pub(crate) stats: Option<StatsSettings>,
+    /// The origin of the rules, for messages, if the server was started in the place of envoyproxy/ratelimit.
+    pub ratelimit: Option<String>,
+    /// True if the server is unhealthy without rules.
+    pub(crate) needs_rules: bool,
     /// TLS and API keys.
     pub security: Security,
     /// Limits on the resources that clients can use.
@@ -244,7 +248,9 @@ impl Settings {
             problem_details: false,
             descriptors: None,
             envoy: EnvoyOptions::default(),
+            stats: None,
             ratelimit: None,
+            needs_rules: false,
             security: Security::default(),
             bounds: Bounds::default(),
         }
@@ -271,6 +277,16 @@ impl Settings {
             Some(descriptors) => descriptors == Descriptors::Independent,
             None => self.rules.domain(domain).is_some(),
         }
+    }
+
+    /// Returns true if a listener rejects administration: in the place of envoyproxy/ratelimit, whose ports have no
+    /// authentication, it is only for clients on this machine.
+    pub(crate) fn is_admin_off(&self, listener: ListenerId) -> bool {
+        let is_public = match self.listen[listener] {
+            Bind::At(address) => !address.ip().to_canonical().is_loopback(),
+            Bind::Off => false,
+        };
+        is_public && self.ratelimit.is_some() && self.security.credentials.is_empty()
     }
 
     /// Returns the number of policies that do not come from rules.

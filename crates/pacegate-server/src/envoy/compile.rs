@@ -11,8 +11,20 @@ use super::{
     limits::{self, Bound},
     metadata, name,
     options::EnvoyOptions,
-    rules::{Level, Node, Rule, Rules, WrittenRule},
+    rules::{Level, Node, Place, Rule, Rules, WrittenRule},
+    stats::{HitLevel, RuleHits},
 };
+
+/// Adds the descriptor to an error without a line.
+fn located(error: FileError, descriptor: &RuleDescriptor) -> FileError {
+    if error.line > 0 {
+        return error;
+    }
+    let part = |text: &Option<Spanned<String>>| text.as_ref().map(|text| shorten(&text.value, 40));
+    let key = part(&descriptor.key).unwrap_or_default();
+    let value = part(&descriptor.value).map(|value| format!("={value}")).unwrap_or_default();
+    FileError { message: format!("descriptor `{key}{value}`: {}", error.message), ..error }
+}
 
 /// Compiles the descriptors of one document.
 struct Compiler<'a> {
@@ -23,29 +35,52 @@ struct Compiler<'a> {
     path: Vec<(String, Option<String>)>,
     /// Indexes of the enclosing descriptors whose values are part of the key.
     varying: Vec<usize>,
+    /// The enclosing descriptors in the names of statistics.
+    levels: Vec<HitLevel>,
     /// The number of enclosing descriptors with `share_threshold`.
     shared: usize,
 }
 
-pub(super) fn rules(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Rules, FileError> {
-    let mut rules = Rules::default();
-    let mut seen: HashMap<String, String> = HashMap::new();
+/// Compiles the documents of files.
+pub(super) fn files(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Rules, FileError> {
+    let mut parsed = Vec::new();
     for source in sources {
-        for root in source.parse()? {
-            let place = format!("{}:{}", source.file.display(), root.domain.referenced.line());
-            let known = seen.insert(root.domain.value.clone(), place);
-            if let Some(known) = known.filter(|_| !options.merge_domains) {
-                let domain = shorten(&root.domain.value, 80);
-                let message = format!("duplicate domain `{domain}`: already in {known}");
-                return Err(source.error(root.domain.referenced, message));
-            }
-            domain(&mut rules, source, &root)?;
+        parsed.extend(source.parse()?.into_iter().map(|root| (source, root)));
+    }
+    documents(parsed.iter().map(|(source, root)| (*source, root)), options)
+}
+
+/// Compiles documents. The source of each is for errors.
+pub(super) fn documents<'a>(
+    roots: impl Iterator<Item = (&'a RuleFile, &'a RuleDocument)>,
+    options: &EnvoyOptions,
+) -> Result<Rules, FileError> {
+    let mut rules = Rules::default();
+    let mut seen: HashMap<&str, Place> = HashMap::new();
+    let mut first = None;
+    for (source, root) in roots {
+        let at = root.domain.referenced;
+        let known = seen.insert(&root.domain.value, (source.file.clone(), at.line()));
+        if let Some(known) = known.filter(|_| !options.merge_domains) {
+            let (domain, known) = (shorten(&root.domain.value, 80), display(&known));
+            let message = format!("duplicate domain `{domain}`: already in {known}");
+            return Err(source.error(at, message));
         }
+        domain(&mut rules, source, root)?;
+        first = first.or(Some(source));
     }
     // Only hashes in policy names could still collide.
-    match (PolicySet::new(rules.policies.iter().cloned()), sources.first()) {
+    match (PolicySet::new(rules.policies.iter().cloned()), first) {
         (Err(error), Some(source)) => Err(source.error(None, error)),
         _ => Ok(rules),
+    }
+}
+
+/// Returns the file, and the line if the place has one: a resource of a config server has none.
+fn display((file, line): &Place) -> String {
+    match line {
+        0 => file.display().to_string(),
+        _ => format!("{}:{line}", file.display()),
     }
 }
 
@@ -56,8 +91,8 @@ fn domain(rules: &mut Rules, source: &RuleFile, root: &RuleDocument) -> Result<(
         return Err(source.error(root.domain.referenced, message));
     }
     let mut level = rules.domains.remove(domain.as_bytes()).unwrap_or_default();
-    let mut compiler =
-        Compiler { source, domain, rules, path: Vec::new(), varying: Vec::new(), shared: 0 };
+    let (path, varying, levels) = (Vec::new(), Vec::new(), Vec::new());
+    let mut compiler = Compiler { source, domain, rules, path, varying, levels, shared: 0 };
     compiler.descriptors(&mut level, root.descriptors.as_deref().unwrap_or_default())?;
     rules.domains.insert(domain.as_bytes().into(), level);
     Ok(())
@@ -70,7 +105,8 @@ impl Compiler<'_> {
         descriptors: &[Spanned<RuleDescriptor>],
     ) -> Result<(), FileError> {
         for descriptor in descriptors {
-            self.descriptor(level, descriptor)?;
+            self.descriptor(level, descriptor)
+                .map_err(|error| located(error, &descriptor.value))?;
         }
         Ok(())
     }
@@ -99,6 +135,8 @@ impl Compiler<'_> {
         }
         let shares = usize::from(descriptor.share_threshold.as_ref().is_some_and(|it| it.value));
         self.shared += shares;
+        let is_detailed = varies && descriptor.value_to_metric.unwrap_or_default();
+        self.levels.push(HitLevel::new(key, value, is_detailed, shares > 0));
         self.path.push((key.to_owned(), value.map(str::to_owned)));
         let rule = self.rule(item)?;
         let place = (self.source.file.clone(), at.line());
@@ -109,15 +147,16 @@ impl Compiler<'_> {
             self.varying.pop();
         }
         self.shared -= shares;
+        self.levels.pop();
         level.insert(key, value, node).map_err(|(file, line)| {
             let key = shorten(key, 40);
             let value = value.map_or_else(
                 || "without a value".to_owned(),
                 |value| format!("with value `{}`", shorten(value, 40)),
             );
-            let known = match file == self.source.file {
+            let known = match file == self.source.file && line > 0 {
                 true => format!("line {line}"),
-                false => format!("{}:{line}", file.display()),
+                false => display(&(file, line)),
             };
             let message = format!(
                 "duplicate descriptor `{key}` {value}: already in {known}; \
@@ -162,6 +201,7 @@ impl Compiler<'_> {
             name: named.map_or_else(Bytes::new, |name| name.value.clone().into()),
             bounds,
             varying: self.varying.clone(),
+            hits: RuleHits::new(&self.levels, descriptor.detailed_metric.unwrap_or_default()),
             is_shared: self.shared > 0,
             replaces: self.replaces(&limits)?,
             shadow: descriptor.shadow_mode.unwrap_or_default(),

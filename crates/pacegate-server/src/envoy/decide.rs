@@ -26,6 +26,8 @@ pub(crate) enum EnvoyError {
     Unit,
     #[error("a domain or key is not UTF-8")]
     NotText,
+    #[error("no config server has sent a valid configuration yet")]
+    NoConfiguration,
     #[error(transparent)]
     Check(#[from] CheckError),
     #[error(transparent)]
@@ -80,8 +82,25 @@ async fn decide_by(
     revision: &Revision,
     request: &RateLimitRequest,
 ) -> Result<EnvoyDecision, EnvoyError> {
+    let decided = decide_with(engine, revision, request).await;
+    match &decided {
+        Ok(decision) if decision.is_degraded => revision.hits.count_degraded(),
+        Ok(_) => {}
+        Err(error) => revision.hits.count_error(error),
+    }
+    decided
+}
+
+async fn decide_with(
+    engine: &Engine,
+    revision: &Revision,
+    request: &RateLimitRequest,
+) -> Result<EnvoyDecision, EnvoyError> {
     let settings = &*revision.settings;
     resolve::check(request)?;
+    if settings.rules.is_pending() {
+        return Err(EnvoyError::NoConfiguration);
+    }
     if resolve::exceeds_bounds(request, &settings.bounds) {
         tracing::debug!(
             descriptors = request.descriptors.len(),
@@ -103,6 +122,15 @@ async fn decide_by(
     let is_blocked = results.iter().any(|result| result.is_blocked);
     if is_over && !is_blocked && !settings.shadow && !is_independent {
         refund_allowed_quotas(engine, &resolved, &planned, &results).await?;
+    }
+    if let Some(stats) = &settings.stats {
+        revision.hits.record(stats, request, &resolved, &planned, &results);
+        if is_over && settings.shadow {
+            revision.hits.count_global_shadow();
+        }
+        if settings.rules.domain(&request.domain).is_none() {
+            revision.hits.count_unknown_domain(&request.domain, request.descriptors.len());
+        }
     }
     let denies = is_blocked || (is_over && !settings.shadow);
     let is_degraded = results.iter().any(|result| result.is_degraded);

@@ -2,6 +2,7 @@
 //! the image.
 
 use std::{
+    fmt,
     net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
 };
@@ -10,7 +11,9 @@ use super::{
     file::shorten,
     options::{EnvoyOptions, HeaderNames},
     rules::runtime_path,
+    stats::{StatsSettings, prefer_ipv4},
     variables::{EnvironmentError, Result, Variables},
+    xds::XdsOptions,
 };
 use crate::{
     config::{Bind, Settings, StoreSettings, TlsFiles},
@@ -20,8 +23,8 @@ use crate::{
 /// The configuration of a deployment.
 #[derive(Clone, Debug)]
 pub(crate) struct Deployment {
-    /// Directory of the rule files.
-    pub(crate) files: PathBuf,
+    /// The origin of the rules.
+    pub(crate) rules: RuleOrigin,
     /// Log level and format.
     pub(crate) log: Logging,
     /// Variables without effect, and the reason.
@@ -33,6 +36,17 @@ pub(crate) struct Deployment {
     /// For gRPC only, as in envoyproxy/ratelimit: probes of the HTTP port do not use TLS.
     tls: Option<TlsFiles>,
     shadow: bool,
+    needs_rules: bool,
+    stats: Option<StatsSettings>,
+}
+
+/// The origin of the rules.
+#[derive(Clone, Debug)]
+pub(crate) enum RuleOrigin {
+    /// A directory of files.
+    Files(PathBuf),
+    /// Config servers.
+    Servers(XdsOptions),
 }
 
 /// Log settings.
@@ -68,18 +82,18 @@ impl Deployment {
             return Ok(None);
         }
         variables.reject_unsupported()?;
-        let folder = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_APPDIRECTORY"]
-            .map(|name| variables.text_or_default(name));
         Ok(Some(Self {
-            files: runtime_path(&folder[0], &folder[1], &folder[2]),
+            rules: variables.rules()?,
             options: variables.options()?,
             log: variables.logging()?,
             warnings: variables.warnings(),
             store: variables.store()?,
-            http: variables.bind("HOST", "PORT")?,
-            grpc: variables.bind("GRPC_HOST", "GRPC_PORT")?,
+            http: Bind::At(variables.address("HOST", "PORT")?),
+            grpc: Bind::At(variables.address("GRPC_HOST", "GRPC_PORT")?),
             tls: variables.tls()?,
             shadow: variables.switch("SHADOW_MODE")?,
+            needs_rules: variables.switch("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED")?,
+            stats: variables.stats(is_named)?,
         }))
     }
 
@@ -94,7 +108,18 @@ impl Deployment {
         settings.shadow |= self.shadow;
         settings.security.grpc_tls.clone_from(&self.tls);
         settings.envoy.clone_from(&self.options);
-        settings.ratelimit = Some(self.files.clone());
+        settings.stats.clone_from(&self.stats);
+        settings.ratelimit = Some(self.rules.to_string());
+        settings.needs_rules = self.needs_rules;
+    }
+}
+
+impl fmt::Display for RuleOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Files(folder) => write!(f, "the files in {}", folder.display()),
+            Self::Servers(options) => write!(f, "the configuration of {}", options.addresses()),
+        }
     }
 }
 
@@ -106,15 +131,27 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
                            REDIS_URL to count in memory";
             return Err(EnvironmentError::new("BACKEND_TYPE", problem));
         }
-        if !self.is("CONFIG_TYPE", "FILE") {
-            let problem = "is xDS, which is not supported: use files";
-            return Err(EnvironmentError::new("CONFIG_TYPE", problem));
-        }
         if self.text("GRPC_UDS").is_some() {
             let problem = "is a unix socket, which is not supported: set GRPC_HOST and GRPC_PORT";
             return Err(EnvironmentError::new("GRPC_UDS", problem));
         }
         Ok(())
+    }
+
+    fn rules(&self) -> Result<RuleOrigin> {
+        match &*self.text_or_default("CONFIG_TYPE") {
+            "FILE" => {
+                let [root, folder, app] =
+                    ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_APPDIRECTORY"]
+                        .map(|name| self.text_or_default(name));
+                Ok(RuleOrigin::Files(runtime_path(&root, &folder, &app)))
+            }
+            "GRPC_XDS_SOTW" => Ok(RuleOrigin::Servers(XdsOptions::read(self)?)),
+            _ => {
+                let problem = "is invalid: expected FILE or GRPC_XDS_SOTW";
+                Err(EnvironmentError::new("CONFIG_TYPE", problem))
+            }
+        }
     }
 
     fn options(&self) -> Result<EnvoyOptions> {
@@ -152,21 +189,25 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Ok(Logging { level, json: self.is("LOG_FORMAT", "json") })
     }
 
-    fn bind(&self, host: &'static str, port: &'static str) -> Result<Bind> {
-        let number: u16 = self.text_or_default(port).parse().map_err(|_| {
-            EnvironmentError::new(port, "is not a port: expected a number from 0 to 65535")
-        })?;
+    /// Parses the number of a port.
+    pub(super) fn port(&self, name: &'static str) -> Result<u16> {
+        let problem = "is not a port: expected a number from 0 to 65535";
+        let number = self.text_or_default(name).parse();
+        number.map_err(|_| EnvironmentError::new(name, problem))
+    }
+
+    /// Resolves the address of a listener.
+    pub(super) fn address(&self, host: &'static str, port: &'static str) -> Result<SocketAddr> {
+        let number = self.port(port)?;
         let name = self.text_or_default(host);
         let found = (name.as_str(), number).to_socket_addrs().ok();
-        let address: Option<SocketAddr> = found.and_then(|mut all| all.next());
-        let address = address.ok_or_else(|| {
+        found.and_then(prefer_ipv4).ok_or_else(|| {
             let name = shorten(&name, 40);
             let problem = format!(
                 "is `{name}`: expected an address or a name that resolves, such as 0.0.0.0"
             );
             EnvironmentError::new(host, problem)
-        })?;
-        Ok(Bind::At(address))
+        })
     }
 
     fn tls(&self) -> Result<Option<TlsFiles>> {
@@ -188,7 +229,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::{collections::HashMap, path::Path};
 
     use pacegate::PolicySet;
 
@@ -203,6 +244,11 @@ mod tests {
     fn deployed(variables: &[(&str, &str)]) -> Result<Deployment> {
         let files = [("RUNTIME_ROOT", "/data"), ("RUNTIME_SUBDIRECTORY", "ratelimit")];
         read(&[&files, variables].concat()).map(|deployment| deployment.unwrap())
+    }
+
+    fn folder(deployment: &Deployment) -> &Path {
+        let RuleOrigin::Files(folder) = &deployment.rules else { panic!("{deployment:?}") };
+        folder
     }
 
     fn url(variables: &[(&str, &str)]) -> String {
@@ -226,7 +272,7 @@ mod tests {
     #[test]
     fn defaults_are_those_of_envoyproxy_ratelimit() {
         let deployment = deployed(&[]).unwrap();
-        assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/config"));
+        assert_eq!(folder(&deployment), Path::new("/data/ratelimit/config"));
         assert_eq!(deployment.options, EnvoyOptions::default());
         assert!(deployment.warnings.is_empty());
         assert_eq!(deployment.log, Logging { level: "warn", json: false });
@@ -237,17 +283,17 @@ mod tests {
         assert_eq!(settings.store, StoreSettings::default());
         assert!(!settings.shadow && settings.security.grpc_tls.is_none());
         assert_eq!(settings.listen[ListenerId::Resp], Bind::Off);
-        assert_eq!(settings.ratelimit, Some("/data/ratelimit/config".into()));
+        assert_eq!(settings.ratelimit, Some("the files in /data/ratelimit/config".into()));
     }
 
     #[test]
     fn the_name_of_the_program_or_any_sign_selects_the_deployment() {
         let default = PathBuf::from("/srv/runtime_data/current/config");
         let named = Deployment::read(|_| None, true).unwrap().unwrap();
-        assert_eq!(named.files, default);
+        assert_eq!(folder(&named), default);
         let signs = [("CONFIG_TYPE", "FILE"), ("RUNTIME_WATCH_ROOT", "true")];
         for sign in signs {
-            assert_eq!(read(&[sign]).unwrap().unwrap().files, default, "{sign:?}");
+            assert_eq!(folder(&read(&[sign]).unwrap().unwrap()), default, "{sign:?}");
         }
         assert!(read(&[("CONFIG_TYPE", "production")]).unwrap().is_none(), "of another program");
     }
@@ -276,12 +322,12 @@ mod tests {
             ("REDIS_URL", "redis:6379"),
             ("REDIS_SOCKET_TYPE", "tcp"),
             ("CACHE_KEY_PREFIX", "rl:"),
-            ("USE_STATSD", "false"),
+            ("REDIS_POOL_SIZE", "9"),
             ("REDIS_TIMEOUT", "2s"),
             ("RESPONSE_DYNAMIC_METADATA", "true"),
         ])
         .unwrap();
-        assert_eq!(deployment.files, PathBuf::from("/data/ratelimit/rules"));
+        assert_eq!(folder(&deployment), Path::new("/data/ratelimit/rules"));
         assert_eq!(deployment.log, Logging { level: "debug", json: true });
         assert!(deployment.options.merge_domains && deployment.options.quota_mode);
         let headers = deployment.options.response_headers.as_ref().unwrap();
@@ -289,9 +335,10 @@ mod tests {
             (headers.limit.as_str(), headers.reset.as_str()),
             ("RateLimit-Limit", "X-Reset")
         );
-        let about = "USE_STATSD has no effect: metrics are at /metrics of the HTTP listener, \
-                     for Prometheus";
-        assert_eq!(deployment.warnings, [about]);
+        assert_eq!(
+            deployment.warnings,
+            ["REDIS_POOL_SIZE has no effect: requests share connections"]
+        );
         let mut settings = Settings::new(PolicySet::new([]).unwrap());
         deployment.apply(&mut settings);
         assert_eq!(settings.listen[ListenerId::Http], Bind::At("[::1]:9090".parse().unwrap()));
@@ -371,8 +418,8 @@ mod tests {
                  REDIS_URL to count in memory",
             ),
             (
-                &[("CONFIG_TYPE", "GRPC_XDS_SOTW")],
-                "CONFIG_TYPE is xDS, which is not supported: use files",
+                &[("CONFIG_TYPE", "GRPC_XDS_DELTA")],
+                "CONFIG_TYPE is invalid: expected FILE or GRPC_XDS_SOTW",
             ),
             (
                 &[("REDIS_URL", "a:1"), ("REDIS_TIMEOUT", "fast")],

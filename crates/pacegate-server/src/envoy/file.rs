@@ -43,7 +43,7 @@ pub(super) struct RuleDocument {
 }
 
 /// A key, and optionally a value.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleDescriptor {
     pub(super) key: Option<Spanned<String>>,
@@ -56,15 +56,12 @@ pub(super) struct RuleDescriptor {
     pub(super) share_threshold: Option<Spanned<bool>>,
     pub(super) metadata: Option<serde_json::Map<String, serde_json::Value>>,
     pub(super) failure: Option<Spanned<String>>,
-    /// Ignored, as is the next: metrics are labelled by policy.
-    #[serde(rename = "detailed_metric")]
-    _detailed_metric: Option<bool>,
-    #[serde(rename = "value_to_metric")]
-    _value_to_metric: Option<bool>,
+    pub(super) detailed_metric: Option<bool>,
+    pub(super) value_to_metric: Option<bool>,
 }
 
 /// A limit.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleLimit {
     pub(super) name: Option<Spanned<String>>,

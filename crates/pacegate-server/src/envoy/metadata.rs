@@ -110,11 +110,14 @@ fn value_of(json: &Json) -> Value {
     kind.into()
 }
 
-/// Converts a message to an object.
+/// Converts a message to JSON.
 pub(super) fn to_json(message: &Struct) -> Json {
-    Json::Object(
-        message.fields.iter().map(|(name, value)| (name.clone(), json_of(value))).collect(),
-    )
+    Json::Object(object(message))
+}
+
+/// Converts a message to an object.
+pub(super) fn object(message: &Struct) -> serde_json::Map<String, Json> {
+    message.fields.iter().map(|(name, value)| (name.clone(), json_of(value))).collect()
 }
 
 fn json_of(value: &Value) -> Json {

@@ -20,12 +20,14 @@ mod rlqs;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
+mod stats;
 mod store_url;
 mod variables;
+mod xds;
 
 pub(crate) use decide::{EnvoyError, decide_bytes};
-pub(crate) use environment::Deployment;
 pub use environment::Logging;
+pub(crate) use environment::{Deployment, RuleOrigin};
 pub(crate) use file::{FileError, RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use json::{JsonRequest, JsonResponse};
@@ -33,4 +35,7 @@ pub(crate) use options::EnvoyOptions;
 pub(crate) use rlqs::{MIN_PERIOD as MIN_QUOTA_PERIOD, QuotaRegistry, QuotaStats};
 pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
+pub(crate) use stats::{HitStats, Pages, StatsSettings, Statsd};
 pub(crate) use variables::EnvironmentError;
+pub use xds::ConfigClient;
+pub(crate) use xds::{AcceptedResources, Resources, XdsOptions, rules as resource_rules};

@@ -18,6 +18,7 @@ use super::{
     options::EnvoyOptions,
     pattern::Pattern,
     proto::{Entry, Struct},
+    stats::RuleHits,
 };
 use crate::long_key_digest;
 
@@ -32,6 +33,8 @@ pub(crate) struct Rules {
     pub(super) policies: Vec<Policy>,
     /// The rules as written, in the order of the files.
     pub(super) written: Vec<WrittenRule>,
+    /// True if no config server has sent rules yet.
+    is_pending: bool,
 }
 
 /// A rule as written in a file.
@@ -92,6 +95,8 @@ pub(crate) struct Rule {
     pub(super) bounds: Vec<Bound>,
     /// Indexes of the entries whose values are the key.
     pub(super) varying: Vec<usize>,
+    /// Its name in statistics.
+    pub(super) hits: RuleHits,
     /// True if a level has `share_threshold`.
     pub(super) is_shared: bool,
     /// Names of rules that do not apply where this one does.
@@ -128,7 +133,22 @@ impl Rules {
 
     /// Parses files.
     pub(crate) fn parse(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Self, FileError> {
-        compile::rules(sources, options)
+        compile::files(sources, options)
+    }
+
+    /// Creates the rules that apply until a config server has sent some: no request is decided.
+    pub(super) fn pending() -> Self {
+        Self { is_pending: true, ..Self::default() }
+    }
+
+    /// Returns true if no config server has sent rules yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.is_pending
+    }
+
+    /// Returns true if there is no domain.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.domains.is_empty()
     }
 
     /// Returns these policies together with those of the rules.

@@ -1,8 +1,12 @@
 //! The store of a deployment of envoyproxy/ratelimit, from its `REDIS_*` variables.
 
+use std::time::Duration;
+
 use super::variables::{EnvironmentError, Result, Variables};
 use crate::config::StoreSettings;
 
+/// The deadline for `REDIS_TIMEOUT=0`, with which envoyproxy/ratelimit waits forever.
+const NO_TIMEOUT: Duration = Duration::from_secs(10);
 const NO_TLS: &str = "cannot be used with a unix socket";
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
@@ -16,7 +20,9 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         })?;
         if let StoreSettings::Redis { prefix, deadline, .. } = &mut store {
             *prefix = self.text("CACHE_KEY_PREFIX").unwrap_or_else(|| prefix.clone());
-            *deadline = self.duration("REDIS_TIMEOUT")?.unwrap_or(*deadline);
+            let timeout = self.duration("REDIS_TIMEOUT")?;
+            let bounded = |timeout: Duration| if timeout.is_zero() { NO_TIMEOUT } else { timeout };
+            *deadline = timeout.map_or(*deadline, bounded);
         }
         Ok(Some(store))
     }

@@ -34,12 +34,58 @@ const fn variable(name: &'static str, default: &'static str, meaning: &'static s
 }
 
 /// Variables that have an effect.
-const VARIABLES: [Variable; 42] = [
+const VARIABLES: &[Variable] = &[
     variable("RUNTIME_ROOT", "/srv/runtime_data/current", "folder of the files"),
     variable("RUNTIME_SUBDIRECTORY", "", "folder below `RUNTIME_ROOT`"),
     variable("RUNTIME_APPDIRECTORY", "config", "folder below `RUNTIME_SUBDIRECTORY`"),
-    variable("CONFIG_TYPE", "FILE", "`FILE`; anything else is rejected"),
-    variable("MERGE_DOMAIN_CONFIG", "false", "several files may have one domain"),
+    variable(
+        "CONFIG_TYPE",
+        "FILE",
+        "`FILE`, or `GRPC_XDS_SOTW` for [config servers](envoy-gateway.md)",
+    ),
+    variable("MERGE_DOMAIN_CONFIG", "false", "several files or config servers may have one domain"),
+    variable(
+        "CONFIG_GRPC_XDS_SERVER_URL",
+        "localhost:18000",
+        "config servers: `host:port`, or several separated by commas",
+    ),
+    variable("CONFIG_GRPC_XDS_NODE_ID", "default", "name of this client"),
+    variable("CONFIG_GRPC_XDS_NODE_METADATA", "", "metadata of this client: `k=v,k=v`"),
+    variable("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "", "gRPC metadata: `k:v,k:v`"),
+    variable("CONFIG_GRPC_XDS_SERVER_USE_TLS", "false", "TLS to the config servers"),
+    variable("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "", "PEM file, beside the system's authorities"),
+    variable(
+        "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
+        "",
+        "name in the server's certificate, if not its host",
+    ),
+    variable("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "", "PEM file; read for each connection"),
+    variable("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "", "PEM file; read for each connection"),
+    variable(
+        "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
+        "100ms",
+        "first delay before a new connection; theirs: 10s",
+    ),
+    variable(
+        "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
+        "800ms",
+        "maximum delay, which doubles each time; theirs: 60s",
+    ),
+    variable(
+        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
+        "67108864",
+        "maximum size of a configuration; theirs: 4 MiB",
+    ),
+    variable(
+        "FORCE_START_WITHOUT_INITIAL_CONFIG",
+        "false",
+        "start before a config server has answered",
+    ),
+    variable(
+        "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
+        "false",
+        "health checks fail while no domain is loaded",
+    ),
     variable("HOST", "0.0.0.0", "address or name for HTTP"),
     variable("PORT", "8080", "port for HTTP"),
     variable("GRPC_HOST", "0.0.0.0", "address or name for gRPC"),
@@ -49,6 +95,20 @@ const VARIABLES: [Variable; 42] = [
     variable("GRPC_SERVER_TLS_CERT", "", "PEM file; reloaded"),
     variable("GRPC_SERVER_TLS_KEY", "", "PEM file; reloaded"),
     variable("GRPC_CLIENT_TLS_CACERT", "", "if set, clients need a certificate of this authority"),
+    variable("USE_PROMETHEUS", "false", "metrics of rules at `PROMETHEUS_ADDR`"),
+    variable("PROMETHEUS_ADDR", ":9090", "address for these metrics"),
+    variable("PROMETHEUS_PATH", "/metrics", "path of these metrics"),
+    variable("USE_STATSD", "true", "counters by statsd; off by default with `USE_PROMETHEUS`"),
+    variable("USE_DOG_STATSD", "false", "counters by DogStatsD, over UDP and with tags"),
+    variable("STATSD_HOST", "localhost", "address or name of the statsd server"),
+    variable("STATSD_PORT", "8125", "port of the statsd server"),
+    variable("STATSD_PROTOCOL", "tcp", "`tcp` or `udp`"),
+    variable("STATS_FLUSH_INTERVAL", "10s", "interval of sending to statsd"),
+    variable("EXTRA_TAGS", "", "tags for statsd: `name:value,name:value`"),
+    variable("NEAR_LIMIT_RATIO", "0.8", "hits above this part of a limit are near it"),
+    variable("DISABLE_STATS", "false", "no metrics for Prometheus, and no statsd"),
+    variable("DEBUG_HOST", "0.0.0.0", "address or name for `/rlconfig` and `/stats`"),
+    variable("DEBUG_PORT", "6070", "its port; off unless set or the program is called `ratelimit`"),
     variable("LOG_LEVEL", "WARN", "log level, unless `PACEGATE_LOG` is set"),
     variable("LOG_FORMAT", "text", "`text` or `json`, unless `PACEGATE_LOG_FORMAT` is set"),
     variable("BACKEND_TYPE", "redis", "`memcache` is rejected"),
@@ -61,7 +121,7 @@ const VARIABLES: [Variable; 42] = [
     variable("REDIS_TLS_CACERT", "", "PEM file"),
     variable("REDIS_TLS_CLIENT_CERT", "", "PEM file"),
     variable("REDIS_TLS_CLIENT_KEY", "", "PEM file"),
-    variable("REDIS_TIMEOUT", "100ms", "deadline of a call to Redis; theirs: 10s"),
+    variable("REDIS_TIMEOUT", "100ms", "deadline of a call to Redis; theirs: 10s; `0`: 10s"),
     variable("CACHE_KEY_PREFIX", "pg:", "prefix of key names"),
     variable("SHADOW_MODE", "false", "every request is allowed"),
     variable("QUOTA_MODE", "false", "every rule is in quota mode"),
@@ -80,7 +140,7 @@ const VARIABLES: [Variable; 42] = [
 ];
 
 /// Variables without effect, and the reason.
-const WITHOUT_EFFECT: [(&str, &str); 20] = [
+const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "the server's name is always verified"),
     ("REDIS_POOL_SIZE", "requests share connections"),
     ("REDIS_PIPELINE_WINDOW", "requests are batched automatically"),
@@ -92,15 +152,11 @@ const WITHOUT_EFFECT: [(&str, &str); 20] = [
         "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
         "set `PACEGATE_DESCRIPTORS=together`, under which a denied request consumes nothing",
     ),
-    ("NEAR_LIMIT_RATIO", "metrics report the units left"),
-    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "the rule files must exist"),
-    ("DEBUG_PORT", "use the HTTP listener"),
-    ("USE_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
-    ("USE_DOG_STATSD", "metrics are at /metrics of the HTTP listener, for Prometheus"),
-    ("PROMETHEUS_ADDR", "metrics are at /metrics of the HTTP listener"),
-    ("PROMETHEUS_PATH", "metrics are at /metrics of the HTTP listener"),
-    ("PROMETHEUS_MAPPER_YAML", "metrics are labelled by policy"),
-    ("EXTRA_TAGS", "add labels in Prometheus"),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "use XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "the delay doubles each time"),
+    ("XDS_CLIENT_BACKOFF_JITTER", "delays are always random, from half to the whole"),
+    ("USE_DOG_STATSD_MOGRIFIERS", "names of counters do not change"),
+    ("PROMETHEUS_MAPPER_YAML", "names and labels are those of the default mapping"),
     ("GRPC_MAX_CONNECTION_AGE", "connections have no maximum age"),
     ("TRACING_ENABLED", "set OTEL_EXPORTER_OTLP_ENDPOINT to send traces"),
     ("GRPC_CLIENT_TLS_SAN", "every certificate of the client CA is accepted"),
@@ -160,9 +216,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     /// Parses a duration as Go does, such as `1m30s` or `1.5s`. `None` if the variable is not set.
     pub(super) fn duration(&self, name: &'static str) -> Result<Option<Duration>> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        let duration = parse_duration(&text).filter(|duration| !duration.is_zero());
         let problem = "is invalid: expected a duration, such as 100ms or 10s";
-        duration.map(Some).ok_or_else(|| EnvironmentError::new(name, problem))
+        parse_duration(&text).map(Some).ok_or_else(|| EnvironmentError::new(name, problem))
     }
 
     /// Returns warnings for variables without effect.
@@ -178,13 +233,21 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 }
 
-/// Parses a sequence of numbers with units.
-fn parse_duration(mut text: &str) -> Option<Duration> {
+/// Parses a sequence of numbers with units, or `0`.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let mut text = text.strip_prefix('+').unwrap_or(text);
     let mut sum = Duration::ZERO;
+    if text.is_empty() || text == "0" {
+        return Some(sum).filter(|_| !text.is_empty());
+    }
     while !text.is_empty() {
         let number = text.find(|char: char| !char.is_ascii_digit() && char != '.')?;
+        if !text[..number].contains(|char: char| char.is_ascii_digit()) {
+            return None;
+        }
         let (number, rest) = text.split_at(number);
-        let unit = rest.find(|char: char| char.is_ascii_digit()).unwrap_or(rest.len());
+        let is_number = |char: char| char.is_ascii_digit() || char == '.';
+        let unit = rest.find(is_number).unwrap_or(rest.len());
         let (unit, rest) = rest.split_at(unit);
         let nanos: u64 = match unit {
             "h" => 3_600_000_000_000,
@@ -195,7 +258,8 @@ fn parse_duration(mut text: &str) -> Option<Duration> {
             "ns" => 1,
             _ => return None,
         };
-        let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+        let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+        let (whole, part) = (format!("0{whole}"), format!("{part}0"));
         let digits = u32::try_from(part.len()).ok()?;
         let part = part.parse::<u64>().ok()?.checked_mul(nanos)? / 10_u64.checked_pow(digits)?;
         let nanos = whole.parse::<u64>().ok()?.checked_mul(nanos)?.checked_add(part)?;
@@ -216,7 +280,7 @@ mod tests {
     /// Returns the tables of the guide.
     fn tables() -> String {
         let mut text = "| variable | default | effect |\n|---|---|---|\n".to_owned();
-        for Variable { name, default, meaning } in &VARIABLES {
+        for Variable { name, default, meaning } in VARIABLES {
             let default = if default.is_empty() { String::new() } else { format!(" `{default}`") };
             writeln!(text, "| `{name}` |{default} | {meaning} |").unwrap();
         }
@@ -253,7 +317,17 @@ mod tests {
             ("1m30s", Some(90_000_000)),
             ("1.5s", Some(1_500_000)),
             ("250us", Some(250)),
+            (".5s", Some(500_000)),
+            ("1.s", Some(1_000_000)),
+            ("+10s", Some(10_000_000)),
+            ("0", Some(0)),
+            ("+0", Some(0)),
+            ("1s.5s", Some(1_500_000)),
             ("10", None),
+            ("", None),
+            ("+", None),
+            (".s", None),
+            ("1.2.3s", None),
             ("s", None),
             ("1d", None),
             ("1s ", None),

@@ -1,21 +1,21 @@
 //! `GET /v1/live`: the data of the dashboard and of `pacegate top`.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
 
 use axum::extract::Request;
 use http::Uri;
-use pacegate::{Charge, Plan, PolicyName, PolicyStats, Source, Stats, TopKey};
+use pacegate::{Charge, Decision, Plan, PolicyName, PolicyStats, Source, Stats, TopKey};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
-    block::BlockResponse,
-    bodies::{DecisionCounts, PolicyModel, ProcessReport},
+    block::{BlockResponse, NamedKey},
+    bodies::{DecisionCounts, DecisionFields, PolicyModel, ProcessReport},
     request::parse_query,
     response::json,
 };
@@ -24,10 +24,10 @@ use crate::{
     config::Scope,
     engine::Engine,
     explain::Seconds,
-    live::{Counts, Used},
+    live::{Counts, RecentDecision, Resolution, Used},
 };
 
-/// State of this process, with the history of the last five minutes.
+/// State of this process, with its history.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Live")]
 pub(super) struct LiveResponse {
@@ -60,32 +60,53 @@ struct LivePolicy {
     policy: PolicyModel,
     #[serde(flatten)]
     counts: DecisionCounts,
-    /// Highest used share of a limit among the busiest keys, from 0 to 1. Null if unknown, as for policies with
-    /// overrides.
+    /// Highest used share of a limit among the busiest keys, from 0 to 1. For policies with overrides: among the keys of
+    /// recent decisions. Null if unknown.
     used: Option<f64>,
 }
 
-/// Counts and latency per second.
+/// Counts and latency per sample.
 #[derive(Debug, Serialize, JsonSchema)]
 struct HistoryModel {
-    /// Unix time in seconds when the first entry ended.
+    /// Unix time in seconds when the first sample ended.
     from: u64,
-    /// Seconds between entries.
+    /// Seconds of a sample.
     step: u64,
-    /// Number of entries.
+    /// Number of samples. If `step` is above 1, the last one is not complete yet.
     length: usize,
     policies: BTreeMap<&'static str, Counts>,
-    /// Decision latency of all listeners in each second.
-    latency: LatencyBySecond,
+    /// Decision latency of all listeners in each sample.
+    latency: LatencyBySample,
 }
 
-/// Decision latency in seconds, as in `listeners`. Null for a second without decisions.
+/// Decision latency in seconds, as in `listeners`. Null for a sample without decisions.
 #[derive(Debug, Serialize, JsonSchema)]
-struct LatencyBySecond {
+struct LatencyBySample {
     p50: Vec<Option<Seconds>>,
     p99: Vec<Option<Seconds>>,
 }
 
+/// A sample of the recent decisions about a key, newest first.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "RecentDecisions")]
+pub(super) struct RecentResponse {
+    /// At most 50. The server records up to 256 decisions per second, and keeps the last 8,192.
+    decisions: Vec<RecentModel>,
+}
+
+/// A decision about a request that the policy covers.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "RecentDecision")]
+struct RecentModel {
+    /// Unix time in seconds.
+    at: Seconds,
+    cost: u64,
+    #[serde(flatten)]
+    #[schemars(with = "DecisionFields")]
+    decision: Decision,
+}
+
+const MAX_DECISIONS: usize = 50;
 const MAX_POLICIES: usize = 1_000;
 const MAX_KEYS: usize = 20;
 const MAX_BLOCKS: usize = 100;
@@ -94,7 +115,7 @@ const MAX_BLOCKS: usize = 100;
 pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
     let revision = shared.active.revision();
     revision.access_everywhere(request.headers(), Scope::Admin)?;
-    let since = since(request.uri())?;
+    let range = Range::parse(request.uri())?;
     let stats = revision.engine.stats();
     let used = used(&shared, &revision, &stats).await;
     let policies = policies(&revision, &stats, &used);
@@ -109,7 +130,7 @@ pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
         keys_configured: !revision.settings.security.credentials.is_empty(),
         policies: policies.into_iter().map(|(_, policy)| policy).collect(),
         policies_total: stats.policies.len(),
-        history: HistoryModel::new(&shared.active, since, &names),
+        history: HistoryModel::new(&shared.active, range, &names),
         blocked: blocked
             .iter()
             .map(|block| BlockResponse::new(block.policy, &block.key, block.until))
@@ -118,17 +139,57 @@ pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
     })
 }
 
-/// Returns the parameter `since`. Default: 0.
-fn since(uri: &Uri) -> Result<u64, ProblemDetails> {
-    match &*parse_query(uri)? {
-        [] => Ok(0),
-        [(name, value)] if name == "since" => value
-            .parse()
-            .map_err(|_| ProblemDetails::request("invalid `since`: expected whole seconds")),
-        _ => Err(ProblemDetails::request(
-            "unknown parameter: expected `since`, a Unix time in seconds",
-        )),
+/// `GET /v1/decisions`: returns recent decisions about a key.
+pub(super) async fn decisions(shared: Context, request: Request) -> HttpResult {
+    let revision = shared.active.revision();
+    let named = NamedKey::from_query(&request, &revision)?
+        .ok_or_else(|| ProblemDetails::request("the parameters `policy` and `key` are required"))?;
+    revision.access_to(request.headers(), Scope::Admin, named.domain)?;
+    let found = revision.engine.recent().of(named.policy, named.key.as_ref(), MAX_DECISIONS);
+    let model = |RecentDecision { at, cost, decision, .. }| {
+        let at = Seconds(Duration::from_micros(at.as_micros()));
+        RecentModel { at, cost, decision }
+    };
+    json(&RecentResponse { decisions: found.into_iter().map(model).collect() })
+}
+
+/// The part of the history that a client wants.
+#[derive(Clone, Copy, Debug, Default)]
+struct Range {
+    since: u64,
+    resolution: Resolution,
+}
+
+impl Range {
+    /// Parses the parameters `since` and `step`. Default: all samples of a second.
+    fn parse(uri: &Uri) -> Result<Self, ProblemDetails> {
+        let mut range = Self::default();
+        let pairs = parse_query(uri)?;
+        for (place, (name, value)) in pairs.iter().enumerate() {
+            if pairs[..place].iter().any(|(other, _)| other == name) {
+                return Err(wrong_parameter("`since` and `step` may be given once"));
+            }
+            let number = value.parse().ok();
+            let resolution = |step| Resolution::ALL.into_iter().find(|one| one.step() == step);
+            match &**name {
+                "since" => range.since = number.ok_or_else(|| wrong_parameter(SINCE))?,
+                "step" => {
+                    let found = number.and_then(resolution);
+                    range.resolution = found.ok_or_else(|| wrong_parameter(STEP))?;
+                }
+                _ => return Err(wrong_parameter(UNKNOWN)),
+            }
+        }
+        Ok(range)
     }
+}
+
+const SINCE: &str = "invalid `since`: expected whole seconds";
+const STEP: &str = "invalid `step`: expected 1, 15 or 300 seconds";
+const UNKNOWN: &str = "unknown parameter: expected `since`, a Unix time in seconds, or `step`";
+
+fn wrong_parameter(detail: &str) -> ProblemDetails {
+    ProblemDetails::request(detail)
 }
 
 /// Returns the policies in their order, with their names.
@@ -172,7 +233,9 @@ async fn used(
     if let Some(used) = known.as_ref().filter(|used| used.at == at) {
         return used.shares.clone();
     }
-    let shares = Arc::new(measure_usage(&revision.engine, stats).await);
+    let mut shares = measure_usage(&revision.engine, stats).await;
+    add_recent_usage(&revision.engine, &mut shares);
+    let shares = Arc::new(shares);
     *known = Some(Used { at, shares: shares.clone() });
     shares
 }
@@ -209,21 +272,54 @@ async fn measure_usage(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f6
     used
 }
 
+/// Adds the highest used share of policies with overrides: that of the last decision about each recent key. Its limits
+/// depend on the request, so the server cannot look them up by the key.
+fn add_recent_usage(engine: &Engine, used: &mut HashMap<PolicyName, f64>) {
+    let since = engine.now().as_micros().saturating_sub(60_000_000);
+    let mut seen = HashSet::new();
+    engine.recent().for_each(|one| {
+        let has_overrides =
+            engine.policies().get(one.policy).is_some_and(|policy| !policy.overrides.is_empty());
+        let decision = &one.decision;
+        let is_own = decision.policy() == Some(one.policy) && decision.source() != Source::Blocked;
+        if has_overrides
+            && is_own
+            && !decision.is_degraded()
+            && one.at.as_micros() >= since
+            && let Some(capacity) = decision.limit().map(|limit| limit.capacity())
+            && capacity > 0
+            && seen.insert((one.policy, one.key.clone()))
+        {
+            let share = ratio(capacity.saturating_sub(decision.remaining()), capacity);
+            let most = used.entry(one.policy).or_insert(share);
+            *most = share.max(*most);
+        }
+    });
+}
+
 #[expect(clippy::cast_precision_loss, clippy::float_arithmetic, reason = "for display only")]
 fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole as f64
 }
 
 impl HistoryModel {
-    fn new(active: &ActiveConfig, since: u64, policies: &[PolicyName]) -> Self {
+    fn new(active: &ActiveConfig, range: Range, policies: &[PolicyName]) -> Self {
+        let Range { since, resolution } = range;
         let history = active.live().history().lock();
-        let (from, length) = history.range(since);
+        let span = history.span(resolution);
+        let (from, length) = span.range(since);
         let names = policies.iter().map(|policy| policy.as_str());
-        let policies = names.zip(history.counts(since, policies)).collect();
+        let policies = names.zip(span.counts(since, policies)).collect();
         let [p50, p99] = [50, 99].map(|percent| {
-            let times = history.latencies(since).map(|latency| latency.percentile(percent));
+            let times = span.latencies(since).map(|latency| latency.percentile(percent));
             times.map(|time| time.map(Seconds)).collect()
         });
-        Self { from, step: 1, length, policies, latency: LatencyBySecond { p50, p99 } }
+        Self {
+            from,
+            step: resolution.step(),
+            length,
+            policies,
+            latency: LatencyBySample { p50, p99 },
+        }
     }
 }

@@ -53,7 +53,9 @@ use crate::{
     listeners::ListenerId,
     metrics::{ListenerMetrics, Metrics},
     reload::Reload,
-    service::{Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch},
+    service::{
+        ADMIN_OFF, Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch,
+    },
     trace,
 };
 
@@ -346,6 +348,14 @@ impl Revision {
         keys.access(key).ok_or_else(ProblemDetails::unauthorized)
     }
 
+    /// Rejects administration where it is off.
+    fn check_admin(&self, scope: Scope) -> Result<(), ProblemDetails> {
+        match scope == Scope::Admin && self.settings.is_admin_off(ListenerId::Http) {
+            true => Err(ProblemDetails::forbidden(ADMIN_OFF)),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the permissions of the API key, which must include this scope in a domain.
     fn access_to(
         &self,
@@ -353,6 +363,7 @@ impl Revision {
         scope: Scope,
         domain: &str,
     ) -> Result<Access<'_>, ProblemDetails> {
+        self.check_admin(scope)?;
         let access = self.access(headers)?;
         permit(&access, scope, domain, false)?;
         Ok(access)
@@ -365,6 +376,7 @@ impl Revision {
         scope: Scope,
         check: &Check<'_>,
     ) -> Result<Access<'_>, ProblemDetails> {
+        self.check_admin(scope)?;
         let access = self.access(headers)?;
         permit(&access, scope, check.domain(), check.is_inline())?;
         Ok(access)
@@ -376,6 +388,7 @@ impl Revision {
         headers: &HeaderMap,
         scope: Scope,
     ) -> Result<Access<'_>, ProblemDetails> {
+        self.check_admin(scope)?;
         let access = self.access(headers)?;
         if !access.allows_everywhere(scope) {
             return Err(ProblemDetails::forbidden(match scope {

@@ -192,6 +192,7 @@ impl From<EnvoyError> for ProblemDetails {
         match error {
             EnvoyError::Check(error) => error.into(),
             EnvoyError::Store(error) => error.into(),
+            EnvoyError::NoConfiguration => Self::unavailable(error.to_string()),
             other => Self::request(other.to_string()),
         }
     }

@@ -86,6 +86,9 @@ pub(super) async fn readyz(shared: Context, request: Request) -> HttpResult {
     if shared.active.is_draining() {
         return Err(ProblemDetails::draining());
     }
+    if shared.active.lacks_rules() {
+        return Err(ProblemDetails::unavailable("no configuration is loaded"));
+    }
     let outage = StoreOutage::of(&shared.active);
     let degraded = Some(outage.is_some());
     let may_see = shared.active.revision().access(request.headers()).is_ok();

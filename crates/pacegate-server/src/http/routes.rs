@@ -19,7 +19,7 @@ use super::{
     check,
     clear::{self, ClearRequest, ClearResponse},
     counters, descriptors,
-    live::{self, LiveResponse},
+    live::{self, LiveResponse, RecentResponse},
     openapi::{Parameter, Route, SchemaOf, schema},
     page, proxy, report,
     request::{BatchBody, CheckBody, PermitBody},
@@ -59,11 +59,18 @@ const BLOCK_QUERY: &[Parameter] = &[
         ..Parameter::query("key")
     },
 ];
-const SINCE: &[Parameter] = &[Parameter {
-    description: "Omit the history up to this Unix time in seconds",
-    schema: schema::<u64>,
-    ..Parameter::query("since")
-}];
+const LIVE_QUERY: &[Parameter] = &[
+    Parameter {
+        description: "Omit the history up to this Unix time in seconds",
+        schema: schema::<u64>,
+        ..Parameter::query("since")
+    },
+    Parameter {
+        description: "Seconds of a sample: 1 for the last five minutes, 15 for an hour, 300 for a day",
+        schema: sample_seconds,
+        ..Parameter::query("step")
+    },
+];
 const USER_ID: &[Parameter] =
     &[Parameter { description: "User", is_required: true, ..Parameter::query("userId") }];
 const AUTH_PARAMETERS: &[Parameter] = &[
@@ -84,6 +91,10 @@ const AUTH_PARAMETERS: &[Parameter] = &[
     Parameter::header("X-Forwarded-For", "The last entry is the attribute `ip`"),
     Parameter::header("X-Pacegate-User", "Attribute `user`; any other name works the same way"),
 ];
+
+fn sample_seconds(_: &mut schemars::SchemaGenerator) -> Schema {
+    json_schema!({ "type": "integer", "enum": [1, 15, 300], "default": 1 })
+}
 
 fn deny_status(_: &mut schemars::SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "enum": ["403", "429"], "default": "403" })
@@ -189,8 +200,13 @@ fn reports() -> Vec<Route> {
         Route::new("/v1/live", "get live", get(live::live))
             .summary("Returns what the dashboard shows")
             .admin()
-            .parameters(SINCE)
+            .parameters(LIVE_QUERY)
             .returns::<LiveResponse>("Counts and keys of this process"),
+        Route::new("/v1/decisions", "get decisions", get(live::decisions))
+            .summary("Returns recent decisions about a key")
+            .admin()
+            .parameters(BLOCK_QUERY)
+            .returns::<RecentResponse>("A sample of the decisions of this process"),
     ]
 }
 

@@ -10,19 +10,34 @@ use serde::Serialize;
 
 use crate::metrics::Latency;
 
-/// The decisions of each policy, and the latency of each listener, in each of the last seconds.
+/// The decisions of each policy, and the latency of each listener, at several resolutions.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// Without gaps, oldest first.
-    seconds: VecDeque<Second>,
+    spans: [Span; Resolution::ALL.len()],
     /// The totals at the last update.
     totals: HashMap<PolicyName, [u64; KINDS]>,
     /// The latency of each listener at the last update.
     latencies: Vec<Latency>,
 }
 
+/// The length of a sample, and so the time that the history goes back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Resolution {
+    /// Samples of a second, for five minutes.
+    #[default]
+    Second,
+    /// Samples of 15 seconds, for an hour.
+    QuarterMinute,
+    /// Samples of five minutes, for a day.
+    FiveMinutes,
+}
+
+/// The samples of one resolution: without gaps, oldest first. The last one may not have ended yet.
 #[derive(Debug, Default)]
-struct Second {
+pub(crate) struct Span(VecDeque<Sample>);
+
+#[derive(Debug, Default)]
+struct Sample {
     /// Its end, in seconds since the epoch.
     end: u64,
     /// The counts of the active policies.
@@ -31,9 +46,9 @@ struct Second {
     latencies: Vec<Latency>,
 }
 
-/// The decisions of one policy in each second.
+/// The decisions of one policy in each sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
-#[schemars(rename = "CountsBySecond")]
+#[schemars(rename = "CountsBySample")]
 pub(crate) struct Counts {
     pub(crate) allowed: Vec<u32>,
     pub(crate) denied: Vec<u32>,
@@ -44,24 +59,41 @@ pub(crate) struct Counts {
     pub(crate) denied_units: Vec<u32>,
     /// Total cost of the requests that shadow mode allowed.
     pub(crate) shadow_denied_units: Vec<u32>,
+    /// Requests that a failure mode decided; they are included in the other counts.
+    pub(crate) degraded: Vec<u32>,
 }
 
 /// The number of fields of [`Counts`].
-const KINDS: usize = 6;
+const KINDS: usize = 7;
+
+impl Resolution {
+    pub(crate) const ALL: [Self; 3] = [Self::Second, Self::QuarterMinute, Self::FiveMinutes];
+
+    /// Returns the seconds of a sample.
+    pub(crate) const fn step(self) -> u64 {
+        match self {
+            Self::Second => 1,
+            Self::QuarterMinute => 15,
+            Self::FiveMinutes => 300,
+        }
+    }
+
+    /// Returns the number of samples that are kept.
+    pub(crate) const fn samples(self) -> usize {
+        match self {
+            Self::Second => 300,
+            Self::QuarterMinute => 240,
+            Self::FiveMinutes => 288,
+        }
+    }
+}
 
 impl History {
-    /// The number of seconds that are kept.
-    pub(crate) const SECONDS: usize = 300;
-
-    /// Seconds that the clock may go back before the history is cleared.
-    const SMALL_STEP: u64 = 5;
-
-    /// The number of policies that are kept for each second: those with the most decisions.
+    /// The number of policies that are kept for each sample: those with the most decisions.
     const POLICIES: usize = 256;
 
     /// Records the decisions up to the end of a second, and the total latency of each listener. Missed seconds stay
-    /// empty; all new decisions go to this second. If the clock has gone back a little, decisions are added to the
-    /// latest second until the clock passes it.
+    /// empty; all new decisions go to this second.
     pub(crate) fn push(&mut self, end: u64, stats: &Stats, latencies: Vec<Latency>) {
         let mut counts = self.since_last(stats);
         cut(&mut counts);
@@ -69,63 +101,20 @@ impl History {
         let before = before.into_iter().chain(repeat(Latency::default()));
         let new = self.latencies.iter().zip(before).map(|(now, before)| now.since(&before));
         let new: Vec<_> = new.collect();
-        match self.seconds.back_mut() {
-            Some(last) if end <= last.end && last.end - end <= Self::SMALL_STEP => {
-                return last.add(&counts, &new);
-            }
-            Some(last) if end > last.end && end - last.end <= Self::SECONDS as u64 => {
-                let missed = last.end + 1..end;
-                self.seconds.extend(missed.map(|end| Second { end, ..Second::default() }));
-            }
-            _ => self.seconds.clear(),
+        for (span, resolution) in self.spans.iter_mut().zip(Resolution::ALL) {
+            span.push(resolution, end, &counts, &new);
         }
-        let mut second = Second { end, ..Second::default() };
-        second.add(&counts, &new);
-        self.seconds.push_back(second);
-        let over = self.seconds.len().saturating_sub(Self::SECONDS);
-        self.seconds.drain(..over);
+    }
+
+    /// Returns the samples of one resolution.
+    pub(crate) fn span(&self, resolution: Resolution) -> &Span {
+        &self.spans[resolution as usize]
     }
 
     /// Returns the latency of a listener in the last minute.
     pub(crate) fn last_minute(&self, listener: usize) -> Latency {
-        let seconds = self.seconds.iter().rev().take(60);
+        let seconds = self.span(Resolution::Second).0.iter().rev().take(60);
         seconds.filter_map(|second| second.latencies.get(listener)).sum()
-    }
-
-    /// Returns the latency of all listeners in each second after `since`.
-    pub(crate) fn latencies(&self, since: u64) -> impl Iterator<Item = Latency> {
-        self.after(since).map(|second| second.latencies.iter().sum())
-    }
-
-    /// Returns the end of the first second after `since`, and the number of seconds after it.
-    pub(crate) fn range(&self, since: u64) -> (u64, usize) {
-        let first = self.after(since).next().map(|second| second.end);
-        let next = self.seconds.back().map_or(since, |last| last.end).saturating_add(1);
-        (first.unwrap_or(next), self.after(since).count())
-    }
-
-    /// Returns the decisions of these policies in the seconds after `since`.
-    pub(crate) fn counts(&self, since: u64, policies: &[PolicyName]) -> Vec<Counts> {
-        let length = self.after(since).count();
-        let mut all = vec![Counts::zeros(length); policies.len()];
-        let places: HashMap<_, _> = policies.iter().zip(0..).collect();
-        for (place, second) in self.after(since).enumerate() {
-            for (policy, counts) in &second.counts {
-                if let Some(own) =
-                    places.get(policy).and_then(|&policy| all.get_mut::<usize>(policy))
-                {
-                    own.fields()
-                        .into_iter()
-                        .zip(counts)
-                        .for_each(|(own, count)| own[place] = *count);
-                }
-            }
-        }
-        all
-    }
-
-    fn after(&self, since: u64) -> impl Iterator<Item = &Second> {
-        self.seconds.iter().filter(move |second| second.end > since)
     }
 
     fn since_last(&mut self, stats: &Stats) -> Vec<(PolicyName, [u32; KINDS])> {
@@ -133,9 +122,17 @@ impl History {
         let mut counts = Vec::new();
         for stats in stats.policies.iter().chain([&stats.inline]) {
             let &PolicyStats { policy, allowed, denied, shadow_denied, .. } = stats;
-            let &PolicyStats { allowed_units, denied_units, shadow_denied_units, .. } = stats;
-            let now =
-                [allowed, denied, shadow_denied, allowed_units, denied_units, shadow_denied_units];
+            let &PolicyStats { allowed_units, denied_units, shadow_denied_units, degraded, .. } =
+                stats;
+            let now = [
+                allowed,
+                denied,
+                shadow_denied,
+                allowed_units,
+                denied_units,
+                shadow_denied_units,
+                degraded,
+            ];
             if now == [0; KINDS] {
                 continue;
             }
@@ -155,6 +152,75 @@ impl History {
     }
 }
 
+impl Span {
+    /// Seconds that the clock may go back before the samples are cleared.
+    const SMALL_STEP: u64 = 5;
+
+    /// Adds the new decisions up to the end of a second. If the clock has gone back a little, they are added to the
+    /// latest sample until the clock passes it.
+    fn push(
+        &mut self,
+        resolution: Resolution,
+        second: u64,
+        counts: &[(PolicyName, [u32; KINDS])],
+        latencies: &[Latency],
+    ) {
+        let (step, most) = (resolution.step(), resolution.samples());
+        let end = second.div_ceil(step).saturating_mul(step);
+        match self.0.back_mut() {
+            Some(last) if end <= last.end && last.end - end <= Self::SMALL_STEP.max(step) => {
+                return last.add(counts, latencies);
+            }
+            Some(last) if end > last.end && (end - last.end) / step <= most as u64 => {
+                let missed = (last.end / step + 1..end / step).map(|place| place * step);
+                self.0.extend(missed.map(|end| Sample { end, ..Sample::default() }));
+            }
+            _ => self.0.clear(),
+        }
+        let mut sample = Sample { end, ..Sample::default() };
+        sample.add(counts, latencies);
+        self.0.push_back(sample);
+        let over = self.0.len().saturating_sub(most);
+        self.0.drain(..over);
+    }
+
+    /// Returns the latency of all listeners in each sample after `since`.
+    pub(crate) fn latencies(&self, since: u64) -> impl Iterator<Item = Latency> {
+        self.after(since).map(|sample| sample.latencies.iter().sum())
+    }
+
+    /// Returns the end of the first sample after `since`, and the number of samples after it.
+    pub(crate) fn range(&self, since: u64) -> (u64, usize) {
+        let first = self.after(since).next().map(|sample| sample.end);
+        let next = self.0.back().map_or(since, |last| last.end).saturating_add(1);
+        (first.unwrap_or(next), self.after(since).count())
+    }
+
+    /// Returns the decisions of these policies in the samples after `since`.
+    pub(crate) fn counts(&self, since: u64, policies: &[PolicyName]) -> Vec<Counts> {
+        let length = self.after(since).count();
+        let mut all = vec![Counts::zeros(length); policies.len()];
+        let places: HashMap<_, _> = policies.iter().zip(0..).collect();
+        for (place, sample) in self.after(since).enumerate() {
+            for (policy, counts) in &sample.counts {
+                if let Some(own) =
+                    places.get(policy).and_then(|&policy| all.get_mut::<usize>(policy))
+                {
+                    own.fields()
+                        .into_iter()
+                        .zip(counts)
+                        .for_each(|(own, count)| own[place] = *count);
+                }
+            }
+        }
+        all
+    }
+
+    fn after(&self, since: u64) -> impl Iterator<Item = &Sample> {
+        self.0.iter().filter(move |sample| sample.end > since)
+    }
+}
+
 impl Counts {
     fn zeros(length: usize) -> Self {
         let mut counts = Self::default();
@@ -170,12 +236,13 @@ impl Counts {
             allowed_units,
             denied_units,
             shadow_denied_units,
+            degraded,
         } = self;
-        [allowed, denied, shadow_denied, allowed_units, denied_units, shadow_denied_units]
+        [allowed, denied, shadow_denied, allowed_units, denied_units, shadow_denied_units, degraded]
     }
 }
 
-impl Second {
+impl Sample {
     fn add(&mut self, counts: &[(PolicyName, [u32; KINDS])], latencies: &[Latency]) {
         for &(policy, new) in counts {
             match self.counts.iter_mut().find(|(other, _)| *other == policy) {
@@ -244,16 +311,22 @@ mod tests {
         // Two seconds were missed.
         check(&limiter, 0, 1);
         history.push(104, &limiter.stats(), Vec::new());
-        assert_eq!(history.range(0), (100, 5));
-        let counts = history.counts(0, &names(&limiter));
+        assert_eq!(history.span(Resolution::Second).range(0), (100, 5));
+        let counts = history.span(Resolution::Second).counts(0, &names(&limiter));
         assert_eq!(counts[0].allowed, [1, 1, 0, 0, 0]);
         assert_eq!(counts[0].denied, [0, 3, 0, 0, 1]);
         assert_eq!(counts[1].allowed, [0, 1, 0, 0, 0]);
         assert_eq!(counts[1].shadow_denied, [0; 5]);
-        assert_eq!(history.range(101), (102, 3));
-        assert_eq!(history.counts(101, &names(&limiter))[0].denied, [0, 0, 1]);
-        assert_eq!(history.range(104), (105, 0));
-        assert_eq!(history.counts(104, &names(&limiter))[0].denied, [0; 0]);
+        assert_eq!(history.span(Resolution::Second).range(101), (102, 3));
+        assert_eq!(
+            history.span(Resolution::Second).counts(101, &names(&limiter))[0].denied,
+            [0, 0, 1]
+        );
+        assert_eq!(history.span(Resolution::Second).range(104), (105, 0));
+        assert_eq!(
+            history.span(Resolution::Second).counts(104, &names(&limiter))[0].denied,
+            [0; 0]
+        );
     }
 
     #[test]
@@ -263,12 +336,38 @@ mod tests {
             check(&limiter, 0, 1);
             history.push(second, &limiter.stats(), Vec::new());
         }
-        assert_eq!(history.range(0), (700, History::SECONDS));
-        assert_eq!(history.counts(0, &names(&limiter))[0].denied, [1; History::SECONDS]);
+        assert_eq!(history.span(Resolution::Second).range(0), (700, Resolution::Second.samples()));
+        assert_eq!(
+            history.span(Resolution::Second).counts(0, &names(&limiter))[0].denied,
+            [1; 300]
+        );
         // A large jump of the clock clears the history.
         for second in [5_000, 4_994, 3] {
             history.push(second, &limiter.stats(), Vec::new());
-            assert_eq!(history.range(0), (second, 1));
+            assert_eq!(history.span(Resolution::Second).range(0), (second, 1));
+        }
+    }
+
+    #[test]
+    fn a_day_is_kept_in_longer_samples() {
+        let (limiter, mut history) = (limiter(1), History::default());
+        let day = 86_400;
+        for second in (1..=2 * day).step_by(60) {
+            check(&limiter, 0, 1);
+            history.push(second, &limiter.stats(), Vec::new());
+        }
+        for (resolution, length, denied) in
+            [(Resolution::QuarterMinute, 3_600, [1, 0]), (Resolution::FiveMinutes, day, [5, 5])]
+        {
+            let span = history.span(resolution);
+            let (from, samples) = span.range(0);
+            let step = resolution.step();
+            assert_eq!(samples, resolution.samples());
+            assert_eq!(samples as u64 * step, length);
+            assert_eq!(from % step, 0);
+            let counts = span.counts(0, &names(&limiter));
+            assert_eq!(counts[0].denied[samples - 5..][..1], denied[..1]);
+            assert_eq!(counts[0].denied[samples - 4..][..1], denied[1..]);
         }
     }
 
@@ -279,8 +378,8 @@ mod tests {
             check(&limiter, 0, 1);
             history.push(second, &limiter.stats(), Vec::new());
         }
-        let counts = history.counts(0, &names(&limiter));
-        assert_eq!(history.range(0), (50, 2));
+        let counts = history.span(Resolution::Second).counts(0, &names(&limiter));
+        assert_eq!(history.span(Resolution::Second).range(0), (50, 2));
         assert_eq!((&*counts[0].allowed, &*counts[0].denied), (&[2, 0][..], &[1, 1][..]));
     }
 
@@ -295,7 +394,7 @@ mod tests {
         let third = second.with_policies(first.policies().clone());
         check(&third, 1, 1);
         history.push(3, &third.stats(), Vec::new());
-        let counts = history.counts(0, &names(&third));
+        let counts = history.span(Resolution::Second).counts(0, &names(&third));
         assert_eq!((&*counts[1].allowed, &*counts[1].denied), (&[2, 0, 0][..], &[0, 0, 1][..]));
     }
 
@@ -306,7 +405,7 @@ mod tests {
             check(&limiter, policy, if policy < 10 { 1 } else { 2 });
         }
         history.push(1, &limiter.stats(), Vec::new());
-        let counts = history.counts(0, &names(&limiter));
+        let counts = history.span(Resolution::Second).counts(0, &names(&limiter));
         let remembered = counts.iter().filter(|counts| counts.allowed == [2]).count();
         assert_eq!(remembered, History::POLICIES);
         assert!(counts[..10].iter().all(|counts| counts.allowed == [0]));
@@ -326,7 +425,7 @@ mod tests {
         push(12, &[90]);
         push(70, &[5]);
         let micros = |latency: Latency| latency.percentile(50).map(|time| time.as_micros());
-        let seconds: Vec<_> = history.latencies(0).map(micros).collect();
+        let seconds: Vec<_> = history.span(Resolution::Second).latencies(0).map(micros).collect();
         assert_eq!(seconds[..4], [Some(25), None, Some(100), None]);
         assert_eq!((seconds.len(), micros(history.last_minute(0))), (61, Some(25)));
         assert_eq!(history.last_minute(0).count(), 2);

@@ -1,7 +1,8 @@
-//! The history of the last minutes, for the dashboard and `pacegate top`.
+//! The history of the last day and a sample of recent decisions, for the dashboard and `pacegate top`.
 
 mod history;
 mod name;
+mod recent;
 
 use std::{
     collections::HashMap,
@@ -14,8 +15,9 @@ use parking_lot::Mutex;
 use tokio::time::sleep;
 
 pub(crate) use self::{
-    history::{Counts, History},
+    history::{Counts, History, Resolution},
     name::{MAX_SHOWN_CHARS, key_of, text_of},
+    recent::{Recent, RecentDecision},
 };
 use crate::{active_config::ActiveConfig, metrics::ListenerMetrics};
 
@@ -71,7 +73,7 @@ impl Live {
         &self.used
     }
 
-    /// Returns the last minutes, second by second.
+    /// Returns the decisions and latencies of the last day.
     pub(crate) fn history(&self) -> &Mutex<History> {
         &self.history
     }
@@ -94,6 +96,7 @@ const SECOND: u64 = 1_000_000;
 pub(crate) fn record_second(active: &ActiveConfig, second: u64) {
     let revision = active.revision();
     revision.engine.blocks().expire();
+    revision.engine.recent().refill();
     let latencies = active.live().listeners().iter().map(|listener| listener.latency());
     let (stats, latencies) = (revision.engine.stats(), latencies.collect());
     active.live().history().lock().push(second, &stats, latencies);

@@ -5,7 +5,7 @@ use pacegate::{CheckError, CostError, LimitError, Request, StoreError};
 use super::frame::FrameError;
 use crate::{
     inline_limits::{InlineLimitError, TooLong},
-    service::INLINE_DENIED,
+    service::{ADMIN_OFF, INLINE_DENIED},
 };
 
 /// Why a command failed. The text begins with the error code of RESP.
@@ -20,6 +20,8 @@ pub(crate) enum CommandError {
     HelloWithoutAuth,
     #[error("NOPERM the API key does not permit this")]
     NoPermission,
+    #[error("NOPERM {ADMIN_OFF}")]
+    AdminOff,
     #[error("NOPERM {INLINE_DENIED}")]
     InlineLimits,
     #[error("NOPROTO unsupported protocol version")]

@@ -22,6 +22,7 @@ use crate::{
     config::Scope,
     engine::{ClearTarget, Engine},
     explain,
+    listeners::ListenerId,
     service::{Access, Guesses, Keys},
 };
 
@@ -380,6 +381,9 @@ impl RespSession {
         scope: Scope,
         domain: &str,
     ) -> Result<(), CommandError> {
+        if scope == Scope::Admin && revision.settings.is_admin_off(ListenerId::Resp) {
+            return Err(CommandError::AdminOff);
+        }
         match self.access(revision) {
             None => Err(CommandError::NoAuth),
             Some(access) if access.allows(scope, domain) => Ok(()),

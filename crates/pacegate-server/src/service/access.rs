@@ -76,6 +76,10 @@ impl Access<'_> {
     }
 }
 
+/// The message for administration that is off.
+pub(crate) const ADMIN_OFF: &str = "administration is off on a public address in the place of \
+     envoyproxy/ratelimit: listen on 127.0.0.1, or use a Pacegate file with `keys`";
+
 /// The message for inline limits without permission.
 pub(crate) const INLINE_DENIED: &str =
     "inline limits need an API key with `inline: true`: set it under `keys` in the configuration";

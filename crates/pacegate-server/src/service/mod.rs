@@ -16,7 +16,7 @@ mod watch;
 mod workers;
 
 pub(crate) use accept::{Listener, Protocol};
-pub(crate) use access::{Access, INLINE_DENIED, Keys};
+pub(crate) use access::{ADMIN_OFF, Access, INLINE_DENIED, Keys};
 pub(crate) use drain::{Drain, DrainSwitch, GRACE};
 pub(crate) use executor::InlineExecutor;
 pub(crate) use exposure::{Exposed, check_exposure};
@@ -26,6 +26,6 @@ pub(crate) use pace::unauthenticated_turn;
 pub(crate) use quiet::Quiet;
 pub(crate) use rejections::{Guesses, RejectionLog};
 pub(crate) use source::{Peer, Sources};
-pub(crate) use tls::{Tls, TlsError};
+pub(crate) use tls::{Tls, TlsError, certificates};
 pub(crate) use watch::{Watch, describe, drive, is_violation};
 pub(crate) use workers::Workers;

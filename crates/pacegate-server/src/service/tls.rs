@@ -104,7 +104,8 @@ fn read(files: &TlsFiles, protocols: &[&[u8]]) -> Result<ServerConfig, TlsError>
     Ok(config)
 }
 
-fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// Reads the certificates of a PEM file.
+pub(crate) fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let unreadable = |error| TlsError::Read { file: file.to_owned(), error };
     let text = fs::read(file).map_err(|error| unreadable(pem::Error::Io(error)))?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();

@@ -4,3 +4,4 @@
 
 mod config;
 mod config_hostile;
+mod fuzzing;

@@ -32,6 +32,23 @@ impl Certificates {
         all
     }
 
+    /// Creates a self-signed server certificate that is marked as a CA and is its own CA, as `openssl req -x509` does.
+    /// There is none for clients.
+    pub fn self_signed() -> Self {
+        let dir = TempDir::with_prefix("pacegate-tls-").expect("create a temporary directory");
+        let all = Self { dir: Arc::new(dir) };
+        let mut params = named("localhost");
+        params.subject_alt_names = localhost();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.self_signed(&key).expect("valid parameters").pem();
+        for file in [all.ca(), all.server_cert()] {
+            fs::write(file, &certificate).expect("write to the temporary directory");
+        }
+        fs::write(all.server_key(), key.serialize_pem()).expect("write to the temporary directory");
+        all
+    }
+
     /// Returns the file with the CA certificate.
     pub fn ca(&self) -> PathBuf {
         self.file("ca.pem")
@@ -90,10 +107,7 @@ fn issue(
     (cert_file, key_file): (&Path, &Path),
 ) {
     let mut params = named(name);
-    params.subject_alt_names = vec![
-        SanType::DnsName("localhost".try_into().expect("a host name")),
-        SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-    ];
+    params.subject_alt_names = localhost();
     params.extended_key_usages = usages.to_vec();
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.use_authority_key_identifier_extension = true;
@@ -101,6 +115,13 @@ fn issue(
     let certificate = params.signed_by(&key, issuer).expect("valid parameters");
     fs::write(cert_file, certificate.pem()).expect("write to the temporary directory");
     fs::write(key_file, key.serialize_pem()).expect("write to the temporary directory");
+}
+
+fn localhost() -> Vec<SanType> {
+    vec![
+        SanType::DnsName("localhost".try_into().expect("a host name")),
+        SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+    ]
 }
 
 fn named(name: &str) -> CertificateParams {

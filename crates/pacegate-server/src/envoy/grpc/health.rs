@@ -1,7 +1,9 @@
 //! Health checks.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use http::{Request, Response, header};
+use http::{Request, Response, Version, header};
 use hyper::body::Incoming;
 use prost::Message;
 
@@ -44,20 +46,32 @@ pub(super) async fn check(
     if !SERVICES.contains(&&*service) {
         return Err(Failure::new(GrpcCode::NotFound, "unknown service"));
     }
-    let health =
-        if active.is_draining() { ServingStatus::NotServing } else { ServingStatus::Serving };
+    let health = match active.is_draining() || active.lacks_rules() {
+        true => ServingStatus::NotServing,
+        false => ServingStatus::Serving,
+    };
     Ok((framed_status(health), false))
 }
 
-/// Sends the health now, and again when the server shuts down.
-pub(super) fn watch(service: &str, drain: &Drain) -> Response<Reply> {
+/// Sends the health now, and again when the server shuts down. Until then the connection is not idle, unless its client
+/// needs an API key and has none.
+pub(super) fn watch(service: &str, watch: &Arc<Watch>, drain: &Drain) -> Response<Reply> {
     let health = match SERVICES.contains(&service) {
         true => ServingStatus::Serving,
         false => ServingStatus::ServiceUnknown,
     };
     let mut drain = drain.clone();
-    let begun = Box::pin(async move { drain.begun().await });
-    let mut reply = Reply::message(framed_status(health));
+    let open = watch.is_authenticated().then(|| watch.begin(Version::HTTP_2));
+    let begun = Box::pin(async move {
+        drain.begun().await;
+        drop(open);
+    });
+    let message = framed_status(health);
+    let unread = watch.share().map(|share| share.answer(message.len()));
+    let mut reply = Reply::message(match unread {
+        None => message,
+        Some(unread) => unread.keep(message),
+    });
     reply.later = Some((begun, framed_status(ServingStatus::NotServing)));
     let mut response = Response::new(reply);
     response.headers_mut().insert(header::CONTENT_TYPE, GRPC);

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Length of the message prefix: the compression flag, and four bytes for the length.
-const PREFIX: usize = 5;
+pub(in crate::envoy) const PREFIX: usize = 5;
 
 /// The messages of a client's stream, each of at most `max` bytes.
 pub(super) struct MessageStream {
@@ -75,7 +75,17 @@ pub(super) async fn receive(
         Poll::Ready(gathered) => gathered,
         Poll::Pending => within(bounds.read_timeout, reading).await?,
     };
-    unframed(gathered?, max)
+    let gathered = gathered?;
+    let is_compressed = is_compressed(&gathered);
+    let message = unframed(gathered, max)?;
+    Ok(match share.filter(|_| is_compressed) {
+        Some(share) => share.hold(message.len())?.keep(message),
+        None => message,
+    })
+}
+
+fn is_compressed(data: &[u8]) -> bool {
+    data.first().is_some_and(|flag| *flag != 0)
 }
 
 async fn within<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, Failure> {
@@ -122,7 +132,8 @@ fn unframed(mut data: Bytes, max: usize) -> Result<Bytes, Failure> {
     if data.len() < PREFIX {
         return Err(Failure::new(GrpcCode::Internal, "the request has no message"));
     }
-    let is_compressed = data.get_u8() != 0;
+    let is_compressed = is_compressed(&data);
+    data.advance(1);
     let length = data.get_u32();
     if usize::try_from(length) != Ok(data.len()) {
         return Err(Failure::new(GrpcCode::Internal, "expected exactly one message"));
@@ -145,7 +156,8 @@ fn decompress(data: &[u8], max: usize) -> Result<Bytes, Failure> {
     }
 }
 
-pub(super) fn framed(message: &impl Message) -> Bytes {
+/// Encodes a message with its prefix.
+pub(in crate::envoy) fn framed(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut data = BytesMut::with_capacity(PREFIX + length);
     data.put_u8(0);

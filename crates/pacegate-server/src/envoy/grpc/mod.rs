@@ -1,7 +1,7 @@
 //! The gRPC listener: one file for each service.
 
 mod health;
-mod message;
+pub(super) mod message;
 mod preface;
 mod quota;
 mod ratelimit;
@@ -101,6 +101,7 @@ impl Protocol for Grpc {
             Box::pin(async move {
                 let _open = watch.begin(Version::HTTP_2);
                 let begun = Instant::now();
+                let is_decision = request.uri().path() == SHOULD_RATE_LIMIT;
                 let span = trace::request("grpc", request.headers());
                 let respond = respond(&active, &watch, &drain, request);
                 let response = match span.is_none() {
@@ -110,7 +111,11 @@ impl Protocol for Grpc {
                 if response.headers().contains_key(DEGRADED) {
                     metrics.count_degraded(1);
                 }
-                metrics.count(usize::from(response.body().is_failure()), begun.elapsed());
+                let code = usize::from(response.body().is_failure());
+                match is_decision {
+                    true => metrics.count(code, begun.elapsed()),
+                    false => metrics.count_other(code, begun.elapsed()),
+                }
                 Ok::<_, std::convert::Infallible>(response)
             })
         });
@@ -182,7 +187,7 @@ async fn respond(
         },
         HEALTH_CHECK => health::check(active, watch, request).await,
         HEALTH_WATCH => match health::asked_service(active, watch, request).await {
-            Ok(service) => return health::watch(&service, drain),
+            Ok(service) => return health::watch(&service, watch, drain),
             Err(failure) => Err(failure),
         },
         _ => Err(Failure::new(GrpcCode::Unimplemented, "unknown method")),

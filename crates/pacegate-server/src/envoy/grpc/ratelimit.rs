@@ -50,10 +50,16 @@ pub(super) async fn should_rate_limit(
     if keys.are_needed() {
         permit(&revision, &head.headers, &request)?;
     }
-    let EnvoyDecision { response, is_degraded } = match deadline {
-        Some(deadline) => decide_before(&revision, &request, deadline).await?,
-        None => decide(&revision, &request).await?,
+    let decided = match deadline {
+        Some(deadline) => decide_before(&revision, &request, deadline).await,
+        None => decide(&revision, &request).await,
     };
+    let EnvoyDecision { response, is_degraded } =
+        decided.map_err(|error| match revision.settings.ratelimit.is_some() {
+            // As in envoyproxy/ratelimit.
+            true => Failure { code: GrpcCode::Unknown, ..error.into() },
+            false => error.into(),
+        })?;
     Ok((framed(&response), is_degraded))
 }
 

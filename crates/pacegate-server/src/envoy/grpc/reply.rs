@@ -25,6 +25,7 @@ pub(super) struct Failure {
 /// Status codes of gRPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GrpcCode {
+    Unknown = 2,
     InvalidArgument = 3,
     DeadlineExceeded = 4,
     NotFound = 5,
@@ -102,7 +103,9 @@ impl From<TooMuch> for Failure {
 impl From<EnvoyError> for Failure {
     fn from(error: EnvoyError) -> Self {
         let code = match &error {
-            EnvoyError::Check(_) | EnvoyError::Store(_) => GrpcCode::Unavailable,
+            EnvoyError::Check(_) | EnvoyError::Store(_) | EnvoyError::NoConfiguration => {
+                GrpcCode::Unavailable
+            }
             EnvoyError::EmptyDomain
             | EnvoyError::NoDescriptors
             | EnvoyError::Unit

@@ -196,6 +196,35 @@ async fn a_watch_reports_the_health_until_the_shutdown() {
     assert_eq!(end["grpc-status"], "0");
 }
 
+#[tokio::test]
+async fn a_connection_with_a_watch_is_not_idle() {
+    let mut settings = settings();
+    let short = Duration::from_millis(20);
+    (settings.bounds.idle_timeout, settings.bounds.read_timeout) = (short, short);
+    let (watching, mut client) = connect(settings.clone()).await;
+    let watch = send(&mut client, "/grpc.health.v1.Health/Watch", framed(b""), None).await;
+    let (idle, mut other) = connect(settings).await;
+    assert_eq!(ask(&mut other).await, Code::Ok);
+    idle.connection.await.unwrap();
+    assert!(!watching.connection.is_finished());
+    assert_eq!(ask(&mut client).await, Code::Ok);
+    // Without the watch, the connection is idle again.
+    drop(watch);
+    watching.connection.await.unwrap();
+}
+
+/// The failures of envoyproxy/ratelimit have the code `UNKNOWN`.
+#[tokio::test]
+async fn failures_have_the_code_of_envoyproxy_ratelimit_in_its_place() {
+    for (is_ratelimit, expected) in [(false, 3), (true, 2)] {
+        let mut settings = settings();
+        settings.ratelimit = is_ratelimit.then(|| "/data".into());
+        let (_server, mut client) = connect(settings).await;
+        let (_, status, text) = call(&mut client, ASK, question(""), None).await;
+        assert_eq!((status, &*text), (expected, "the domain is empty"));
+    }
+}
+
 fn of_rules(text: &str) -> Settings {
     let source = RuleFile { file: "rules.yaml".into(), text: text.to_owned() };
     let rules = Rules::parse(&[source], &EnvoyOptions::default()).unwrap();

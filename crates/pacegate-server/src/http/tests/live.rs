@@ -44,6 +44,7 @@ async fn decisions_are_counted_by_policy_second_and_key() {
         json!({
             "allowed": [3, 0, 1], "denied": [2, 0, 0], "shadow_denied": none,
             "allowed_units": [3, 0, 1], "denied_units": [2, 0, 0], "shadow_denied_units": none,
+            "degraded": none,
         })
     );
     assert_eq!(history["policies"]["ad-hoc"]["allowed"], json!([0, 0, 1]));
@@ -88,7 +89,13 @@ async fn since_returns_the_rest_of_the_history() {
     assert_eq!(rest["history"]["policies"]["api"]["allowed"], json!([1]));
     let none = server.get("/v1/live?since=102").await.json();
     assert_eq!((&none["history"]["from"], &none["history"]["length"]), (&json!(103), &json!(0)));
-    for wrong in ["since=x", "since=-1", "until=3", "since=1&since=2"] {
+    let hour = server.get("/v1/live?step=15&since=90").await.json();
+    let history = ["from", "step", "length"].map(|name| &hour["history"][name]);
+    assert_eq!(history, [&json!(105), &json!(15), &json!(1)]);
+    assert_eq!(hour["history"]["policies"]["api"]["allowed"], json!([3]));
+    let day = server.get("/v1/live?since=0&step=300").await.json();
+    assert_eq!((&day["history"]["from"], &day["history"]["step"]), (&json!(300), &json!(300)));
+    for wrong in ["since=x", "since=-1", "until=3", "since=1&since=2", "step=2", "step=x"] {
         assert_eq!(server.get(&format!("/v1/live?{wrong}")).await.problem(), "request");
     }
 }
@@ -167,12 +174,51 @@ async fn a_block_does_not_fill_a_budget() {
 }
 
 #[tokio::test]
-async fn policies_with_overrides_have_no_usage() {
+async fn the_usage_of_policies_with_overrides_is_that_of_recent_decisions() {
     let pro = Match::any().and("plan", Condition::equal("pro"));
-    let policy = policies().policies()[0].clone().overriding(pro, ["9/minute".parse().unwrap()]);
+    let policy = policies().policies()[0].clone().overriding(pro, ["10/minute".parse().unwrap()]);
     let server = Server::with(Settings::new(PolicySet::new([policy]).unwrap()));
-    server.check(ALICE).await;
-    assert_eq!(of(&server.get("/v1/live").await.json(), "api")["used"], Value::Null);
+    let used = async || {
+        server.clock.advance(Duration::from_secs(1));
+        of(&server.get("/v1/live").await.json(), "api")["used"].clone()
+    };
+    assert_eq!(used().await, Value::Null);
+    let bob = r#"{"attributes":{"user":"bob","plan":"pro"},"cost":8}"#;
+    assert_eq!(server.check(bob).await.status, 200);
+    assert_eq!(used().await, json!(0.8));
+    assert_eq!(server.check(ALICE).await.status, 200);
+    assert_eq!(used().await, json!(0.8));
+    server.clock.advance(Duration::from_secs(60));
+    assert_eq!(used().await, Value::Null);
+}
+
+#[tokio::test]
+async fn recent_decisions_of_a_key_are_returned() {
+    let server = Server::new();
+    let start = server.clock.now().as_micros() / 1_000_000;
+    for _ in 0..4 {
+        server.check(ALICE).await;
+        server.clock.advance(Duration::from_secs(1));
+    }
+    server.check(r#"{"attributes":{"user":"bob"}}"#).await;
+    server.get("/v1/state?policy=api&key=alice").await;
+    let reply = server.get("/v1/decisions?policy=api&key=alice").await.json();
+    let decisions = reply["decisions"].as_array().unwrap();
+    let found = |name: &str| decisions.iter().map(|one| one[name].clone()).collect::<Vec<_>>();
+    assert_eq!(found("allowed"), [false, true, true, true]);
+    assert_eq!(found("remaining"), [0, 0, 1, 2]);
+    assert_eq!(found("at"), [3, 2, 1, 0].map(|later| json!((start + later) as f64)));
+    assert_eq!((&decisions[0]["cost"], &decisions[0]["limit"]), (&json!(1), &json!("3/minute")));
+    let inline = server.check(r#"{"key":"k","limit":"9/hour","cost":2}"#).await;
+    assert_eq!(inline.status, 200);
+    let reply = server.get("/v1/decisions?policy=ad-hoc&key=k").await.json();
+    assert_eq!(reply["decisions"][0]["cost"], 2);
+    let none = server.get("/v1/decisions?policy=api&key=carol").await;
+    assert_eq!(none.body, r#"{"decisions":[]}"#);
+    for wrong in ["", "policy=api", "policy=no&key=a", "policy=api&key=a&x=y"] {
+        let reply = server.get(&format!("/v1/decisions?{wrong}")).await;
+        assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{wrong}");
+    }
 }
 
 #[tokio::test]

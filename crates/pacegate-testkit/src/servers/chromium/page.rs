@@ -105,6 +105,23 @@ impl Page {
         }
     }
 
+    /// Drags the pointer between two points of the first element that a selector matches. A point is given in per cent
+    /// of the width and the height of the element.
+    pub fn drag(&self, selector: &str, from: (u32, u32), to: (u32, u32)) {
+        for (kind, (x, y)) in [("mousePressed", from), ("mouseMoved", to), ("mouseReleased", to)] {
+            let place = self.evaluate(&format!(
+                "(() => {{ const box = document.querySelector({}).getBoundingClientRect(); \
+                 return [box.x + box.width * {x} / 100, box.y + box.height * {y} / 100]; }})()",
+                quoted(selector)
+            ));
+            let event = json!({
+                "type": kind, "x": place[0], "y": place[1],
+                "button": "left", "buttons": 1, "clickCount": 1,
+            });
+            self.ask("Input.dispatchMouseEvent", &event);
+        }
+    }
+
     /// Presses and releases a key by its name, such as `Tab` or `Enter`.
     pub fn press(&self, key: &str) {
         let (code, text) = match key {

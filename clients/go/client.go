@@ -1,0 +1,291 @@
+// Package pacegate is a client for the Pacegate rate limiter, with middleware for net/http.
+package pacegate
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+)
+
+// FailureMode is the decision when Pacegate does not answer. There is no default.
+type FailureMode string
+
+const (
+	// FailOpen allows the request.
+	FailOpen FailureMode = "open"
+	// FailClosed denies the request for a second.
+	FailClosed FailureMode = "closed"
+)
+
+const (
+	defaultDeadline     = 500 * time.Millisecond
+	defaultMaxDenials   = 10_000
+	defaultMaxDenialAge = 10 * time.Second
+	maxBodyBytes        = 64 << 10
+)
+
+// Request is a request to check: a key with its own limits, or attributes for the policies of the server.
+type Request struct {
+	Domain     string
+	Attributes map[string]string
+	Key        string
+	// Limits are texts such as "100/minute". All of them must admit the request.
+	Limits []string
+	// Cost is the number of units to charge. Default: 1. Peek charges nothing.
+	Cost uint64
+	// Peek checks whether one unit would be admitted, without a charge.
+	Peek bool
+	// ID counts a repeated request with the same id once. Needs a server with a Redis store.
+	ID string
+}
+
+// Decision is the answer to a check.
+type Decision struct {
+	Allowed bool
+	// Policy is the policy that decided; empty if no policy matches the request.
+	Policy string
+	// Limit is the limit that decided; the tightest if several apply.
+	Limit string
+	// Remaining is the number of units that would be admitted now; nil if no policy matches the request.
+	Remaining *uint64
+	// RetryAfter is the time until the same request would be allowed; nil if it is allowed, or never will be.
+	RetryAfter *time.Duration
+	// ResetAfter is the time until the usage is back to zero.
+	ResetAfter time.Duration
+	// Source is store, deny-cache, fallback, blocked, unlimited, lease or overflow.
+	Source string
+	// ShadowDenied is true if a policy in shadow mode would have denied the request.
+	ShadowDenied bool
+	// Degraded is true if a failure mode decided, on the server or in this client.
+	Degraded bool
+	// Revision is the number of the server's configuration; 0 if this client decided.
+	Revision uint64
+}
+
+// Error is returned if the server rejects a request, for example because of an invalid limit or API key.
+type Error struct {
+	Status int
+	// Type is the problem type, for example urn:pacegate:problem:limit.
+	Type string
+	// Detail is the server's explanation.
+	Detail string
+}
+
+func (e *Error) Error() string {
+	detail := e.Detail
+	if detail == "" {
+		detail = "no details"
+	}
+	return fmt.Sprintf("pacegate rejected the request with status %d: %s", e.Status, detail)
+}
+
+// Options configures a client. URL and Failure are required.
+type Options struct {
+	// URL is the address of the server, for example http://127.0.0.1:8080.
+	URL     string
+	Failure FailureMode
+	APIKey  string
+	// Deadline of a check. Default: 500 ms. A context can make it shorter.
+	Deadline time.Duration
+	// MaxDenials is the maximum number of cached denials. Default: 10,000.
+	MaxDenials int
+	// MaxDenialAge is the maximum age of a cached denial. Default: 10 s. A negative age turns the cache off.
+	MaxDenialAge time.Duration
+	// OnUnavailable is called when the failure mode decides, with the reason.
+	OnUnavailable func(error)
+	// Transport replaces the HTTP transport. Default: a copy of http.DefaultTransport with 32 idle connections.
+	Transport http.RoundTripper
+	// Now replaces the clock.
+	Now func() time.Time
+}
+
+// Client is a client of one Pacegate server. It is safe for concurrent use: create one and share it.
+type Client struct {
+	options Options
+	url     string
+	http    http.Client
+	denials *denyCache
+}
+
+// New creates a client.
+func New(options Options) (*Client, error) {
+	if options.Failure != FailOpen && options.Failure != FailClosed {
+		return nil, fmt.Errorf("invalid failure mode %q: expected open or closed", options.Failure)
+	}
+	if !strings.HasPrefix(options.URL, "http://") && !strings.HasPrefix(options.URL, "https://") {
+		return nil, fmt.Errorf("invalid URL %q: expected http://HOST:PORT or https://HOST:PORT", options.URL)
+	}
+	if options.Deadline == 0 {
+		options.Deadline = defaultDeadline
+	}
+	if options.MaxDenials == 0 {
+		options.MaxDenials = defaultMaxDenials
+	}
+	if options.MaxDenialAge == 0 {
+		options.MaxDenialAge = defaultMaxDenialAge
+	}
+	if options.Transport == nil {
+		transport := http.DefaultTransport.(*http.Transport).Clone()
+		transport.MaxIdleConnsPerHost = 32
+		options.Transport = transport
+	}
+	if options.Now == nil {
+		options.Now = time.Now
+	}
+	return &Client{
+		options: options,
+		url:     strings.TrimRight(options.URL, "/") + "/v1/check",
+		http: http.Client{
+			Transport:     options.Transport,
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		denials: newDenyCache(options.MaxDenials, options.MaxDenialAge),
+	}, nil
+}
+
+// Check checks and charges a request. A denial is a value. If Pacegate does not answer within the deadline, the failure
+// mode decides. The error is an *Error if the server rejects the request, or the error of ctx if ctx has ended.
+func (c *Client) Check(ctx context.Context, request Request) (Decision, error) {
+	body, err := encode(request)
+	if err != nil {
+		return Decision{}, err
+	}
+	sentAt := c.options.Now()
+	if request.ID == "" {
+		if decision, ok := c.denials.get(string(body), sentAt); ok {
+			return decision, nil
+		}
+	}
+	decision, err := c.send(ctx, body)
+	var rejected *Error
+	switch {
+	case errors.As(err, &rejected):
+		return Decision{}, err
+	case err != nil && ctx.Err() != nil:
+		return Decision{}, ctx.Err()
+	case err != nil:
+		if c.options.OnUnavailable != nil {
+			c.options.OnUnavailable(err)
+		}
+		return fallback(c.options.Failure), nil
+	}
+	if request.ID == "" {
+		c.denials.add(string(body), decision, sentAt, c.options.Now())
+	}
+	return decision, nil
+}
+
+func (c *Client) send(ctx context.Context, body []byte) (Decision, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.options.Deadline)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	if err != nil {
+		return Decision{}, err
+	}
+	// A charge must not be sent twice, so the transport may not repeat the request.
+	request.GetBody = nil
+	request.Header.Set("Content-Type", "application/json")
+	if c.options.APIKey != "" {
+		request.Header.Set("Authorization", "Bearer "+c.options.APIKey)
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return Decision{}, err
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(response.Body, maxBodyBytes))
+	if err != nil {
+		return Decision{}, err
+	}
+	return decode(response.StatusCode, answer)
+}
+
+// encode returns the JSON of a request. Equal requests have equal texts, because maps are sorted.
+func encode(request Request) ([]byte, error) {
+	body := struct {
+		Domain     string            `json:"domain,omitempty"`
+		Attributes map[string]string `json:"attributes,omitempty"`
+		Key        *string           `json:"key,omitempty"`
+		Limit      []string          `json:"limit,omitempty"`
+		Cost       *uint64           `json:"cost,omitempty"`
+		ID         string            `json:"id,omitempty"`
+	}{Domain: request.Domain, Attributes: request.Attributes, Limit: request.Limits, ID: request.ID}
+	if len(request.Limits) > 0 {
+		body.Key = &request.Key
+	} else if request.Attributes == nil {
+		body.Attributes = map[string]string{}
+	}
+	if request.Cost != 0 || request.Peek {
+		cost := request.Cost
+		if request.Peek {
+			cost = 0
+		}
+		body.Cost = &cost
+	}
+	return json.Marshal(body)
+}
+
+type answer struct {
+	Allowed      *bool    `json:"allowed"`
+	Policy       *string  `json:"policy"`
+	Limit        *string  `json:"limit"`
+	Remaining    *uint64  `json:"remaining"`
+	RetryAfter   *float64 `json:"retry_after"`
+	ResetAfter   float64  `json:"reset_after"`
+	Source       string   `json:"source"`
+	ShadowDenied bool     `json:"shadow_denied"`
+	Degraded     bool     `json:"degraded"`
+	Revision     uint64   `json:"revision"`
+}
+
+func (a answer) decision() Decision {
+	decision := Decision{
+		Allowed: *a.Allowed, Remaining: a.Remaining, ResetAfter: seconds(a.ResetAfter), Source: a.Source,
+		ShadowDenied: a.ShadowDenied, Degraded: a.Degraded, Revision: a.Revision,
+	}
+	if a.Policy != nil {
+		decision.Policy = *a.Policy
+	}
+	if a.Limit != nil {
+		decision.Limit = *a.Limit
+	}
+	if a.RetryAfter != nil {
+		retryAfter := seconds(*a.RetryAfter)
+		decision.RetryAfter = &retryAfter
+	}
+	return decision
+}
+
+func decode(status int, body []byte) (Decision, error) {
+	if status >= 400 && status < 500 && status != http.StatusTooManyRequests {
+		var problem struct{ Type, Detail string }
+		// A body that is no problem leaves the fields empty.
+		_ = json.Unmarshal(body, &problem)
+		return Decision{}, &Error{Status: status, Type: problem.Type, Detail: problem.Detail}
+	}
+	var parsed answer
+	isDecision := json.Unmarshal(body, &parsed) == nil && parsed.Allowed != nil
+	if !isDecision || status != http.StatusOK && status != http.StatusTooManyRequests {
+		return Decision{}, fmt.Errorf("the server answered %d without a decision", status)
+	}
+	return parsed.decision(), nil
+}
+
+// seconds converts to a duration, rounded to the microseconds of the server.
+func seconds(value float64) time.Duration {
+	return time.Duration(value*1e6+0.5) * time.Microsecond
+}
+
+func fallback(failure FailureMode) Decision {
+	if failure == FailOpen {
+		return Decision{Allowed: true, Source: "fallback", Degraded: true}
+	}
+	second := time.Second
+	return Decision{RetryAfter: &second, Source: "fallback", Degraded: true}
+}

@@ -1,0 +1,3 @@
+module github.com/pacegate/pacegate/clients/go
+
+go 1.22

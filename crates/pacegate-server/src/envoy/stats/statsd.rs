@@ -1,0 +1,253 @@
+//! Sends counters to a statsd server. Decisions never wait for it.
+
+use std::{collections::HashMap, io, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpStream, UdpSocket, lookup_host},
+    sync::oneshot,
+    task::JoinHandle,
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use super::{counters, prefer_ipv4};
+use crate::active_config::ActiveConfig;
+
+/// A statsd server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StatsdSettings {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) transport: Transport,
+    /// True for the format of DogStatsD, which has tags beside the name.
+    pub(super) is_dog: bool,
+    /// Names and values.
+    pub(super) tags: Vec<(String, String)>,
+    pub(super) interval: Duration,
+    /// True if a variable selects the server. Otherwise failures are logged at a lower level.
+    pub(super) is_explicit: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    Tcp,
+    Udp,
+}
+
+/// A task that sends counters.
+#[derive(Debug)]
+pub(crate) struct Statsd {
+    task: JoinHandle<()>,
+    end: oneshot::Sender<()>,
+}
+
+/// Sends the difference of each counter since it was last sent.
+struct Sender {
+    settings: StatsdSettings,
+    /// The values that were sent.
+    sent: HashMap<String, u64>,
+    /// The connection over TCP.
+    stream: Option<TcpStream>,
+    is_failing: bool,
+}
+
+pub(super) const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
+/// The deadline for connecting, and for each packet.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum size of a packet: not fragmented in an Ethernet network.
+const UDP_BYTES: usize = 1432;
+const TCP_BYTES: usize = 16 << 10;
+
+impl Statsd {
+    /// Starts to send.
+    pub(crate) fn start(active: Arc<ActiveConfig>, settings: StatsdSettings) -> Self {
+        let (end, mut ended) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let mut ticks = interval(settings.interval);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut sender = Sender::new(settings);
+            loop {
+                let is_last = tokio::select! {
+                    _ = ticks.tick() => false,
+                    _ = &mut ended => true,
+                };
+                sender.send(counters(&active)).await;
+                if is_last {
+                    return;
+                }
+            }
+        });
+        Self { task, end }
+    }
+
+    /// Sends the last differences, within [`SEND_TIMEOUT`].
+    pub(crate) async fn finish(mut self) {
+        // An error means that the task has ended.
+        let _ = self.end.send(());
+        if timeout(SEND_TIMEOUT, &mut self.task).await.is_err() {
+            self.task.abort();
+        }
+    }
+}
+
+impl Sender {
+    fn new(settings: StatsdSettings) -> Self {
+        Self { settings, sent: HashMap::new(), stream: None, is_failing: false }
+    }
+
+    /// Sends the counters that have changed. Those that cannot be sent are sent with a later call.
+    async fn send(&mut self, counters: Vec<(String, u64)>) {
+        let result = self.send_changes(counters).await;
+        let StatsdSettings { host, port, is_explicit, .. } = &self.settings;
+        match &result {
+            Ok(()) if self.is_failing => {
+                tracing::info!("connected to statsd at {host}:{port} again")
+            }
+            Err(error) if !self.is_failing && *is_explicit => {
+                tracing::warn!("cannot send statistics to statsd at {host}:{port}: {error}");
+            }
+            Err(error) => {
+                tracing::debug!("cannot send statistics to statsd at {host}:{port}: {error}")
+            }
+            Ok(()) => {}
+        }
+        self.is_failing = result.is_err();
+    }
+
+    async fn send_changes(&mut self, counters: Vec<(String, u64)>) -> io::Result<()> {
+        let max = match self.settings.transport {
+            Transport::Tcp => TCP_BYTES,
+            Transport::Udp => UDP_BYTES,
+        };
+        let (mut packet, mut packed) = (String::new(), Vec::new());
+        for (name, value) in counters {
+            let change = value - self.sent.get(&name).copied().unwrap_or_default().min(value);
+            if change == 0 {
+                continue;
+            }
+            let line = self.settings.line(&name, change);
+            if !packet.is_empty() && packet.len() + line.len() > max {
+                self.send_packet(&packet).await?;
+                packet.clear();
+                self.sent.extend(packed.drain(..));
+            }
+            packet.push_str(&line);
+            packed.push((name, value));
+        }
+        if !packet.is_empty() {
+            self.send_packet(&packet).await?;
+            self.sent.extend(packed);
+        }
+        Ok(())
+    }
+
+    async fn send_packet(&mut self, packet: &str) -> io::Result<()> {
+        let sent = timeout(SEND_TIMEOUT, async {
+            match self.settings.transport {
+                Transport::Udp => {
+                    let address = self.settings.address().await?;
+                    let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                    UdpSocket::bind(any).await?.send_to(packet.as_bytes(), address).await?;
+                }
+                Transport::Tcp => {
+                    // After an error or a timeout, the connection stays taken, and is closed.
+                    let mut stream = match self.stream.take() {
+                        Some(stream) => stream,
+                        None => TcpStream::connect(self.settings.address().await?).await?,
+                    };
+                    stream.write_all(packet.as_bytes()).await?;
+                    self.stream = Some(stream);
+                }
+            }
+            Ok(())
+        });
+        sent.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl StatsdSettings {
+    async fn address(&self) -> io::Result<SocketAddr> {
+        let found = lookup_host((&*self.host, self.port)).await?;
+        prefer_ipv4(found).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    fn line(&self, name: &str, change: u64) -> String {
+        let each = |prefix: &str, between: char, separator: &str| {
+            let tags =
+                self.tags.iter().map(|(name, value)| format!("{prefix}{name}{between}{value}"));
+            tags.collect::<Vec<_>>().join(separator)
+        };
+        match self.is_dog {
+            true if self.tags.is_empty() => format!("{name}:{change}|c\n"),
+            true => format!("{name}:{change}|c|#{}\n", each("", ':', ",")),
+            false => format!("{name}{}:{change}|c\n", each(".__", '=', "")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::AsyncReadExt, net::TcpListener};
+
+    use super::*;
+
+    fn settings(transport: Transport, port: u16) -> StatsdSettings {
+        StatsdSettings {
+            host: "127.0.0.1".to_owned(),
+            port,
+            transport,
+            is_dog: false,
+            tags: Vec::new(),
+            interval: DEFAULT_INTERVAL,
+            is_explicit: true,
+        }
+    }
+
+    async fn read(listener: &TcpListener) -> (TcpStream, String) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut buffer = [0; 100];
+        let length = stream.read(&mut buffer).await.unwrap();
+        (stream, String::from_utf8_lossy(&buffer[..length]).into_owned())
+    }
+
+    #[tokio::test]
+    async fn differences_are_sent_over_tcp_and_kept_while_the_server_is_down() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut sender = Sender::new(settings(Transport::Tcp, address.port()));
+        let counters = |a, b| vec![("a".to_owned(), a), ("b".to_owned(), b)];
+        sender.send(counters(2, 0)).await;
+        let (stream, first) = read(&listener).await;
+        assert_eq!(first, "a:2|c\n");
+        drop((stream, listener, sender.stream.take()));
+        sender.send(counters(3, 1)).await;
+        assert!(sender.is_failing);
+        let listener = TcpListener::bind(address).await.unwrap();
+        sender.send(counters(5, 1)).await;
+        let (_stream, second) = read(&listener).await;
+        assert_eq!((&*second, sender.is_failing), ("a:3|c\nb:1|c\n", false));
+    }
+
+    #[tokio::test]
+    async fn packets_over_udp_are_small() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let mut sender = Sender::new(settings(Transport::Udp, port));
+        sender.send((0..100).map(|number| (format!("{number:0>60}"), 1)).collect()).await;
+        let (mut lines, mut buffer) = (0, [0; 9_000]);
+        while lines < 100 {
+            let length = socket.recv(&mut buffer).await.unwrap();
+            assert!(length <= UDP_BYTES);
+            lines += buffer[..length].iter().filter(|byte| **byte == b'\n').count();
+        }
+    }
+
+    #[test]
+    fn tags_follow_the_format_of_the_server() {
+        let tags = vec![("env".to_owned(), "a".to_owned()), ("zone".to_owned(), "b".to_owned())];
+        let mut settings = StatsdSettings { tags, ..settings(Transport::Tcp, 1) };
+        assert_eq!(settings.line("x.hits", 7), "x.hits.__env=a.__zone=b:7|c\n");
+        settings.is_dog = true;
+        assert_eq!(settings.line("x.hits", 7), "x.hits:7|c|#env:a,zone:b\n");
+    }
+}
