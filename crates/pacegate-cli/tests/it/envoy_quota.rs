@@ -15,6 +15,7 @@ use pacegate_testkit::servers::{Envoy, Flavor, Server};
 
 use crate::{
     clients::{Folder, Http},
+    guide::{instead, marked},
     service::Service,
 };
 
@@ -51,12 +52,15 @@ impl Front {
     /// Starts an Envoy that gets its quotas from `service`. Without an assignment it applies `fallback`.
     fn new(service: &Service, fallback: &str) -> Self {
         let service = service.address("grpc").port().to_string();
+        let [_, filters] = guide();
+        let filters = instead(&filters, "DENY_ALL", fallback);
+        let filters: String = filters.lines().map(|line| format!("          {line}\n")).collect();
         let envoy = Envoy::start(|port, admin| {
             CONFIG
+                .replace("@FILTERS", &filters)
                 .replace("@PORT", &port.to_string())
                 .replace("@ADMIN", &admin.to_string())
                 .replace("@SERVICE", &service)
-                .replace("@FALLBACK", fallback)
         });
         Self { envoy: Mutex::new(Some(envoy)), rate: AtomicU64::new(0) }
     }
@@ -131,7 +135,7 @@ impl Passed {
     }
 }
 
-/// Waits in steps of a second until `end` returns true.
+/// Checks every 100 ms until `end` returns true.
 fn wait_until(mut end: impl FnMut() -> bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -142,10 +146,17 @@ fn wait_until(mut end: impl FnMut() -> bool) {
     });
 }
 
+/// Returns the policy and the filters of the guide.
+fn guide() -> [String; 2] {
+    let blocks = marked("two_envoys_share_a_limit_without_a_call_per_request");
+    blocks.into_iter().map(|block| block.text).collect::<Vec<_>>().try_into().unwrap()
+}
+
+/// Returns a folder with the policy of the guide, for this store and limit.
 fn config(store: &str, limit: u64) -> Folder {
-    Folder::with_config(&format!(
-        "{store}policies: [{{ name: api, domain: edge, per: user, limit: {limit}/{WINDOW}s, envoy_quota: true }}]\n"
-    ))
+    let [policy, _] = guide();
+    let policy = instead(&policy, "limit: 600/10s", &format!("limit: {limit}/{WINDOW}s"));
+    Folder::with_config(&format!("{store}{policy}"))
 }
 
 /// Returns the sum of a metric over its labels.
@@ -258,32 +269,7 @@ static_resources:
               routes:
               - match: { prefix: / }
                 direct_response: { status: 200 }
-          http_filters:
-          - name: envoy.filters.http.rate_limit_quota
-            typed_config:
-              "@type": type.googleapis.com/envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaFilterConfig
-              rlqs_server: { envoy_grpc: { cluster_name: pacegate } }
-              domain: edge
-              bucket_matchers:
-                on_no_match:
-                  action:
-                    name: quota
-                    typed_config:
-                      "@type": type.googleapis.com/envoy.extensions.filters.http.rate_limit_quota.v3.RateLimitQuotaBucketSettings
-                      bucket_id_builder:
-                        bucket_id_builder:
-                          user:
-                            custom_value:
-                              name: header
-                              typed_config:
-                                "@type": type.googleapis.com/envoy.type.matcher.v3.HttpRequestHeaderMatchInput
-                                header_name: x-user
-                      reporting_interval: 5s
-                      no_assignment_behavior: { fallback_rate_limit: { blanket_rule: @FALLBACK } }
-          - name: envoy.filters.http.router
-            typed_config:
-              "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
-  clusters:
+@FILTERS  clusters:
   - name: pacegate
     type: STATIC
     connect_timeout: 1s

@@ -90,7 +90,7 @@ impl QuotaStream {
             self.send_due().await;
         };
         if let Some(failure) = end {
-            // If the client is gone, nobody reads the status.
+            // An error means that the client is gone.
             let _ = self.output.send(Err(failure)).await;
         }
     }
@@ -116,7 +116,7 @@ impl QuotaStream {
                 message = share.answer(message.len()).keep(message);
             }
             // An error means that the client is gone, which the next turn notices.
-            let _ = self.output.send(Ok((message, Some(Instant::now() + SEND_TIMEOUT)))).await;
+            let _ = self.output.send(Ok((message, Instant::now() + SEND_TIMEOUT))).await;
         }
     }
 }

@@ -43,8 +43,8 @@ pub(super) type CallResult = Result<(Bytes, bool), Failure>;
 /// Resolves when something happens.
 pub(super) type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A message of a stream, to be sent before the instant. `None`: at any time.
-pub(super) type StreamMessage = (Bytes, Option<Instant>);
+/// A message of a stream, which is dropped if it is not sent before the instant.
+pub(super) type StreamMessage = (Bytes, Instant);
 
 /// A message with trailers, a stream of messages, or an empty body.
 pub(super) struct Reply {
@@ -160,7 +160,7 @@ impl Body for Reply {
             && let Some(stream) = &mut self.stream
         {
             match std::task::ready!(stream.poll_recv(context)) {
-                Some(Ok((_, Some(deadline)))) if deadline <= Instant::now() => {}
+                Some(Ok((_, deadline))) if deadline <= Instant::now() => {}
                 Some(Ok((next, _))) => message = Some(next),
                 Some(Err(failure)) => {
                     (self.stream, self.trailers) = (None, Some(failure.headers()))
