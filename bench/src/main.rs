@@ -43,8 +43,8 @@ fn main() -> std::io::Result<()> {
         return report::write(&rows, std::path::Path::new("target/bench/redis.json"));
     }
     if has("service") {
-        // `--peers` tests the harness without Pacegate.
-        let rows = service::rows(quick, !has("--peers"))?;
+        // `--peers` tests the harness without Pacegate, and `--rls` measures only that case.
+        let rows = service::rows(quick, !has("--peers"), has("--rls"))?;
         report::print(&rows);
         return report::write(&rows, std::path::Path::new("target/bench/service.json"));
     }

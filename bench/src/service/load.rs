@@ -34,6 +34,8 @@ pub struct Slice {
     pub p99: Option<f64>,
     /// Server CPU time per decision, in microseconds.
     pub cpu: f64,
+    /// The same for the Redis server that it uses.
+    pub redis_cpu: Option<f64>,
 }
 
 /// redis-benchmark with 50 connections.
@@ -65,7 +67,7 @@ impl Load for Resp {
         let [_, p99, _, _, _, _, rate] = fields[..] else {
             return Err(strange(&command, &said));
         };
-        Ok(Slice { rate, p99: Some(p99 * 1_000.0), cpu: cpu / decisions as f64 })
+        Ok(Slice { rate, p99: Some(p99 * 1_000.0), cpu: cpu / decisions as f64, redis_cpu: None })
     }
 }
 
@@ -121,7 +123,7 @@ impl Load for Http {
         let (Some(done), Some(rate), false) = (done, rate, refused) else {
             return Err(strange(&command, &said));
         };
-        Ok(Slice { rate, p99, cpu: cpu / done })
+        Ok(Slice { rate, p99, cpu: cpu / done, redis_cpu: None })
     }
 }
 
@@ -175,7 +177,7 @@ impl Grpc {
         let (Some(rate), true) = (rate, all) else {
             return Err(strange(&command, &said));
         };
-        Ok(Slice { rate, p99: None, cpu: cpu / calls as f64 })
+        Ok(Slice { rate, p99: None, cpu: cpu / calls as f64, redis_cpu: None })
     }
 
     /// Returns the responses to `calls` calls with a body.

@@ -12,6 +12,7 @@ mod constant;
 mod exact;
 pub mod load;
 pub mod processes;
+mod rls;
 
 use std::io;
 
@@ -56,9 +57,18 @@ const BARS: [Bar; 9] = [
     Bar { case: "gRPC", than: THROTTLECRAB, metric: CPU, at_most: 1.0 },
 ];
 
-/// Runs all cases. `ours` is false to test the harness without Pacegate.
-pub fn rows(quick: bool, ours: bool) -> io::Result<Vec<Row>> {
+/// Runs all cases, or only "RLS on Redis". `ours` is false to test the harness without Pacegate.
+pub fn rows(quick: bool, ours: bool, only_rls: bool) -> io::Result<Vec<Row>> {
     let (rounds, seconds) = if quick { (3, 0.7) } else { (11, 1.5) };
+    let rls = rls::Servers::start(ours)?;
+    let mut rls_rows = Vec::new();
+    for case in rls::CASES {
+        rls_rows.extend(measure(case.name, &rls.subjects(&case), rounds, seconds)?);
+    }
+    drop(rls);
+    if only_rls {
+        return Ok(rls_rows);
+    }
     let servers = Servers::start(ours)?;
     let mut rows = exact::over_admitted(&servers)?;
     for pipeline in [1, 16, 64] {
@@ -67,6 +77,7 @@ pub fn rows(quick: bool, ours: bool) -> io::Result<Vec<Row>> {
     }
     rows.extend(measure("HTTP", &http(&servers), rounds, seconds)?);
     rows.extend(measure("gRPC", &grpc(&servers), rounds, seconds)?);
+    rows.extend(rls_rows);
     Ok(rows)
 }
 
@@ -135,6 +146,10 @@ fn report(case: &str, subjects: &[Subject], slices: &[Vec<Slice>]) -> Vec<Row> {
     for ((name, _), own) in subjects.iter().zip(slices) {
         let column = |of: fn(&Slice) -> f64| own.iter().map(of).collect::<Vec<_>>();
         rows.push(row(case, name, "server CPU us per decision", column(|slice| slice.cpu)));
+        let redis: Vec<f64> = own.iter().filter_map(|slice| slice.redis_cpu).collect();
+        if !redis.is_empty() {
+            rows.push(row(case, name, "Redis CPU us per decision", redis));
+        }
         rows.push(row(case, name, "decisions per second", column(|slice| slice.rate)));
         let p99: Vec<f64> = own.iter().filter_map(|slice| slice.p99).collect();
         if !p99.is_empty() {
@@ -162,13 +177,16 @@ fn ratios(
             own.iter().zip(theirs).map(|(own, theirs)| of(own) / of(theirs)).collect::<Vec<_>>()
         };
         let bar = |metric| {
+            if rls::is_peer(other) {
+                return Some(if metric == CPU { 1.0 / 3.0 } else { 0.5 });
+            }
             let is_it = |bar: &&Bar| (bar.case, bar.than, bar.metric) == (case, *other, metric);
             BARS.iter().find(is_it).filter(|_| name != CONSTANT).map(|bar| bar.at_most)
         };
         let of = |metric: &str| format!("{metric} {other}");
         let cpu = row(case, name, of(CPU), ratio(|slice| slice.cpu));
         rows.push(Row { bar: bar(CPU), ..cpu });
-        if *other == INCR {
+        if *other == INCR || rls::is_peer(other) {
             let p99 = row(case, name, of(P99), ratio(|slice| slice.p99.unwrap_or_default()));
             rows.push(Row { bar: bar(P99), ..p99 });
         }

@@ -14,7 +14,7 @@ use pacegate_testkit::servers::{Client, Flavor, Server, eventually};
 
 use super::constant;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Servers {
     pub pacegate: Option<Pacegate>,
@@ -32,7 +32,7 @@ pub struct Servers {
 #[derive(Clone)]
 pub struct Process {
     pub address: String,
-    pid: u32,
+    pub pid: u32,
 }
 
 pub struct Pacegate {
@@ -240,7 +240,7 @@ pub fn folder(name: &str) -> io::Result<PathBuf> {
     folder.canonicalize()
 }
 
-fn free_port() -> io::Result<u16> {
+pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 

@@ -143,7 +143,10 @@ impl Batch {
             && run.times > 0
             && first.len() == 1
             && first[0].cost == charge.cost
-            && !charge.holds_permits();
+            && first[0].excess == charge.excess
+            && !charge.holds_permits()
+            // The wait of each denial differs, because each adds units.
+            && !(charge.excess.is_recorded() && charge.limit.algorithm().keeps_log());
         joins.then_some(run)
     }
 

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use arc_swap::ArcSwap;
-use pacegate::{Algorithm, Charge, KeyRef, Limit, PolicyName, StoreError};
+use pacegate::{Algorithm, Charge, Excess, KeyRef, Limit, PolicyName, StoreError};
 use smallvec::SmallVec;
 
 use crate::fingerprint::{Fingerprint, Fingerprinter};
@@ -28,6 +28,8 @@ pub(crate) struct CellCharge {
     /// 128 bits in halves, as above.
     pub(crate) permit: [u64; 2],
     pub(crate) enforced: bool,
+    /// As it applies [under](Excess::under) the limit.
+    pub(crate) excess: Excess,
 }
 
 pub(crate) type CellCharges = SmallVec<[CellCharge; 1]>;
@@ -84,14 +86,16 @@ impl Names {
             _ => self.cell(charge),
         };
         LAST.set(Some((fingerprint, cell)));
+        let excess = charge.excess.under(&charge.limit);
         Ok(CellCharge {
             cell,
             fingerprint,
             limit: charge.limit,
             script_id: script_id(charge.limit.algorithm())?,
-            cost: charge.cost,
+            cost: bounded_cost(charge, excess),
             permit: halves(charge.permit),
             enforced: charge.enforced,
+            excess,
         })
     }
 
@@ -158,11 +162,14 @@ impl Names {
     pub(crate) fn answer(&self, id: &[u8], charges: &[CellCharge]) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(b"repeated answer").update(&(id.len() as u64).to_le_bytes()).update(id);
-        for CellCharge { cell, limit, cost, enforced, .. } in charges {
+        for CellCharge { cell, limit, cost, enforced, excess, .. } in charges {
             let (amount, capacity) = (limit.amount(), limit.capacity());
             let [first, second] = cell.digest;
             for word in [cell.tag, first, second, amount, capacity, *cost, u64::from(*enforced)] {
                 hasher.update(&word.to_le_bytes());
+            }
+            if excess.is_recorded() {
+                hasher.update(b"recorded");
             }
         }
         let tag = charges.first().map_or(0, |charge| charge.cell.tag);
@@ -204,6 +211,12 @@ impl CellId {
     pub(crate) fn slot(self) -> u16 {
         crc16(&spell::<11>(u128::from(self.tag))) % SLOTS
     }
+}
+
+/// Returns the cost that a script gets. More than a counter can hold would not be exact in a double.
+fn bounded_cost(charge: &Charge<'_>, excess: Excess) -> u64 {
+    let most = charge.limit.capacity() + charge.limit.max_excess();
+    if excess.is_recorded() { charge.cost.min(most) } else { charge.cost }
 }
 
 fn script_id(algorithm: Algorithm) -> Result<u64, StoreError> {

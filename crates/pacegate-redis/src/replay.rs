@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pacegate::{
-    Limit, StoreError, Timestamp,
+    Excess, Limit, StoreError, Timestamp,
     algorithm::{Outcome, State},
 };
 use smallvec::SmallVec;
@@ -34,14 +34,16 @@ struct Replica {
     script_took: u64,
     taken: u64,
     denied: bool,
+    /// The time until a log has room for one unit, if units were recorded beyond its limit.
+    excess_wait: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Content {
     State(State),
-    /// The free units, and the time until all are.
+    /// The free units, negative if more are used than the limit allows, and the time until all are free.
     Log {
-        free: u64,
+        free: i64,
         reset: u64,
     },
     /// The key holds a value of something else.
@@ -82,15 +84,22 @@ impl Replay {
             return Err(StoreError::Failed(problem));
         }
         let waits = words.split_off(needed).into_iter();
-        let foreign =
-            Replica { content: Content::Foreign, script_took: 0, taken: 0, denied: false };
+        let foreign = Replica {
+            content: Content::Foreign,
+            script_took: 0,
+            taken: 0,
+            denied: false,
+            excess_wait: None,
+        };
         let mut replicas = vec![foreign; cells.len()];
         for (place, words) in wire::order(batch).into_iter().zip(words[1..].chunks(4)) {
             let (cell, replica) = (&cells[place as usize], &mut replicas[place as usize]);
             replica.script_took = words[3];
             replica.content = match words[3] {
                 BROKEN => Content::Foreign,
-                _ if cell.is_log() => Content::Log { free: words[0], reset: words[1] },
+                _ if cell.is_log() => {
+                    Content::Log { free: words[0].cast_signed(), reset: words[1] }
+                }
                 _ => Content::State(State::from_words(&cell.limit, [words[0], words[1], words[2]])),
             };
         }
@@ -119,10 +128,15 @@ impl Replay {
             return (answers, Vec::new());
         }
         for (cell, replica) in batch.cells().iter().zip(&self.replicas) {
-            if let Content::State(state) = replica.content {
-                let (denied, limit, fact) = (replica.denied, cell.limit, Fact::State(state));
-                snapshots.push((cell.fingerprint, Snapshot { denied, now: self.now, limit, fact }));
-            }
+            let fact = match (replica.content, replica.excess_wait) {
+                (Content::State(state), _) => Fact::State(state),
+                (Content::Log { reset, .. }, Some(wait)) => {
+                    Fact::Log { cost: 1, wait, free: 0, reset }
+                }
+                _ => continue,
+            };
+            let (denied, limit) = (replica.denied, cell.limit);
+            snapshots.push((cell.fingerprint, Snapshot { denied, now: self.now, limit, fact }));
         }
         (answers, snapshots)
     }
@@ -144,31 +158,39 @@ impl Replay {
             answers[request as usize] = answer.map(|answer| Answer { granted, ..answer });
         }
         let Content::Log { free, reset } = self.replicas[cell].content else { return None };
-        let wait = wait.filter(|_| !charge.holds_permits())?;
+        let is_reusable = !charge.holds_permits() && !charge.excess.is_recorded();
+        let wait = wait.filter(|_| is_reusable)?;
+        let free = free.max(0).cast_unsigned();
         let fact = Fact::Log { cost: charge.cost.max(1), wait, free, reset };
         let snapshot = Snapshot { denied: true, now: self.now, limit: charge.limit, fact };
         Some((charge.fingerprint, snapshot))
     }
 
     /// Charges several cells in order, so that later charges see the earlier ones. Restores them if one does not fit,
-    /// or if the request is a peek.
+    /// or if the request is a peek. Then charges those whose excess is recorded again.
     fn charge_all(&mut self, run: &Run, charges: &[CellCharge]) -> Vec<Outcome> {
         let before: SmallVec<[(usize, Replica); 8]> =
             run.cells.iter().map(|&cell| (cell as usize, self.replicas[cell as usize])).collect();
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(charges.len());
+        let is_peek = run.times == 0;
         for (&cell, charge) in run.cells.iter().zip(charges) {
-            outcomes.push(self.charge(cell as usize, charge, &mut None));
+            let excess = if is_peek { Excess::Reject } else { charge.excess };
+            let charge = CellCharge { excess, ..*charge };
+            outcomes.push(self.charge(cell as usize, &charge, &mut None));
         }
         let fits =
             |(outcome, charge): (&Outcome, &CellCharge)| outcome.is_admitted() || !charge.enforced;
-        if run.times > 0 && outcomes.iter().zip(charges).all(fits) && !self.is_foreign(run) {
+        if !is_peek && outcomes.iter().zip(charges).all(fits) && !self.is_foreign(run) {
             return outcomes;
         }
-        for &(cell, replica) in &before {
+        let is_foreign = self.is_foreign(run);
+        for &(cell, replica) in before.iter().rev() {
             self.replicas[cell] = Replica { denied: true, ..replica };
         }
         for ((&cell, charge), outcome) in run.cells.iter().zip(charges).zip(&mut outcomes) {
-            if outcome.is_admitted() {
+            if charge.excess.is_recorded() && !is_peek && !is_foreign {
+                *outcome = self.charge(cell as usize, charge, &mut None);
+            } else if outcome.is_admitted() {
                 let untouched = self.replicas[cell as usize].peek(charge, self.now);
                 *outcome = Outcome::admitted(untouched.remaining(), untouched.reset_after());
             }
@@ -200,26 +222,25 @@ impl Replay {
 
     fn charge(&mut self, cell: usize, charge: &CellCharge, wait: &mut Option<u64>) -> Outcome {
         let replica = &mut self.replicas[cell];
-        let outcome = match &mut replica.content {
+        let (outcome, units) = match &mut replica.content {
             Content::Log { free, reset } => {
-                if charge.cost.max(1) > *free && wait.is_none() {
+                if i128::from(charge.cost.max(1)) > i128::from(*free) && wait.is_none() {
                     *wait = Some(self.waits.next().unwrap_or(0));
                 }
-                log_outcome((&charge.limit, charge.cost), (*free, *reset), wait.unwrap_or(0))
+                let charged = charge_log(charge, (free, reset), wait.unwrap_or(0));
+                if charge.excess.is_recorded() && !charged.0.is_admitted() {
+                    replica.excess_wait = *wait;
+                }
+                charged
             }
             Content::State(state) => {
-                charge.limit.step(state, Timestamp::from_micros(self.now), charge.cost)
+                let now = Timestamp::from_micros(self.now);
+                charge.limit.charge(state, now, charge.cost, charge.excess)
             }
-            Content::Foreign => Outcome::denied(0, None, Duration::ZERO),
+            Content::Foreign => (Outcome::denied(0, None, Duration::ZERO), 0),
         };
         replica.denied |= !outcome.is_admitted();
-        if outcome.is_admitted() && charge.cost > 0 {
-            replica.taken += charge.cost;
-            if let Content::Log { free, reset } = &mut replica.content {
-                *free -= charge.cost;
-                *reset = period_micros(&charge.limit);
-            }
-        }
+        replica.taken += units;
         outcome
     }
 
@@ -257,10 +278,50 @@ impl Replica {
             Content::State(mut state) => {
                 charge.limit.step(&mut state, Timestamp::from_micros(now), 0)
             }
-            Content::Log { free, reset } => Outcome::admitted(free, Duration::from_micros(reset)),
+            Content::Log { free, reset } => {
+                let free = free.max(0).cast_unsigned();
+                Outcome::admitted(free, Duration::from_micros(reset))
+            }
             Content::Foreign => Outcome::denied(0, None, Duration::ZERO),
         }
     }
+}
+
+/// Charges a log with `free` units, all of which are free after `reset` microseconds. `wait` is the time until the cost
+/// fits, or one unit if the excess is recorded. Returns the outcome and the units taken.
+fn charge_log(
+    charge: &CellCharge,
+    (free, reset): (&mut i64, &mut u64),
+    wait: u64,
+) -> (Outcome, u64) {
+    let CellCharge { ref limit, cost, excess, .. } = *charge;
+    let whole = (*free).max(0).cast_unsigned();
+    let mut outcome = log_outcome((limit, cost), (whole, *reset), wait);
+    let units = match excess {
+        _ if outcome.is_admitted() => cost,
+        Excess::Count if cost == 0 && *free == 0 => {
+            outcome = Outcome::admitted(0, outcome.reset_after());
+            0
+        }
+        Excess::Count => recorded(*free, limit.max_excess(), cost),
+        Excess::Debt { max } => recorded(*free, max, cost),
+        _ => 0,
+    };
+    if units > 0 {
+        *free -= units.cast_signed();
+        *reset = period_micros(limit);
+        if !outcome.is_admitted() {
+            let remaining = if excess == Excess::Count { whole } else { 0 };
+            let [wait, reset] = [wait, *reset].map(Duration::from_micros);
+            outcome = Outcome::denied(remaining, Some(wait), reset);
+        }
+    }
+    (outcome, units)
+}
+
+/// Returns the units of a cost that are recorded, up to `max` beyond the capacity.
+fn recorded(free: i64, max: u64, cost: u64) -> u64 {
+    cost.min(u64::try_from(i128::from(free) + i128::from(max)).unwrap_or(0))
 }
 
 /// Returns the answer of a log with `free` units, all of which are free after `reset` microseconds. `wait` is the time

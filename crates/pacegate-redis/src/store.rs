@@ -11,8 +11,8 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use futures_util::stream::{self, StreamExt};
 use pacegate::{
-    Charge, ChargeBuf, Clock, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task, Update,
-    algorithm::Outcome,
+    Charge, ChargeBuf, Clock, Excess, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task,
+    Update, algorithm::Outcome,
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -389,8 +389,11 @@ impl Inner {
             let problem = "a request with an id cannot charge one key under two limits";
             return Err(StoreError::Unsupported(problem.to_owned()));
         }
+        // Recorded even if the answer is known.
+        let is_recorded = charges.iter().any(|charge| charge.excess.is_recorded());
         if id.is_none()
             && !is_ambiguous
+            && !is_recorded
             && let Some(outcomes) = self.answer_locally(charges, &fingerprints)
         {
             return Ok(Started::Answered(outcomes));
@@ -487,7 +490,7 @@ impl Inner {
                 && cell.limit.algorithm().can_be_leased()
                 && let Some(draw) = self.leases.start_draw(cell, Instant::now())
             {
-                let cell = CellCharge { cost: 1, ..*cell };
+                let cell = CellCharge { cost: 1, excess: Excess::Reject, ..*cell };
                 let units = charge.lease.min(cell.limit.capacity());
                 self.runtime().spawn(self.clone().draw_one(cell, draw, units));
             }

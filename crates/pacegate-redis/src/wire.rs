@@ -1,6 +1,6 @@
 //! The arguments of the scripts: little-endian words of 64 bits.
 
-use pacegate::Limit;
+use pacegate::{Excess, Limit};
 
 use crate::{
     batch::Batch,
@@ -60,7 +60,7 @@ impl Program {
         }
         let strings = batch.cells().iter().filter(|cell| !cell.is_log()).count();
         let once = if batch.once().is_some() { params.once } else { 0 };
-        let mut words = Words::with_capacity(8 + 11 * order.len());
+        let mut words = Words::with_capacity(8 + 12 * order.len());
         words.push([params.now, params.slack, once, params.repeats, u64::from(params.create)]);
         words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
         for &cell in &order {
@@ -71,7 +71,8 @@ impl Program {
             words.push([run.times, run.cells.len() as u64]);
             for (&cell, charge) in run.cells.iter().zip(batch.charges(run)) {
                 let CellCharge { cost, permit: [high, low], enforced, .. } = *charge;
-                words.push([place_of[cell as usize], cost, high, low, u64::from(enforced)]);
+                let [enforced, excess] = [u64::from(enforced), excess_word(charge)];
+                words.push([place_of[cell as usize], cost, high, low, enforced, excess]);
             }
         }
         Self { bytes: words.0, order }
@@ -83,7 +84,7 @@ impl Program {
         let cells = batch.cells();
         let groups =
             order.chunk_by(|&one, &other| cells[one as usize].limit == cells[other as usize].limit);
-        let mut words = Words::with_capacity(10 + 2 * order.len());
+        let mut words = Words::with_capacity(10 + 3 * order.len());
         words.push([params.now, params.slack, u64::from(params.create)]);
         words.push([order.len() as u64, groups.clone().count() as u64]);
         for group in groups {
@@ -92,10 +93,20 @@ impl Program {
             words.limit(cell.script_id, &cell.limit);
             for &cell in group {
                 let run = &batch.runs()[cells[cell as usize].last_run];
-                words.push([run.times, batch.charges(run)[0].cost]);
+                let charge = &batch.charges(run)[0];
+                words.push([run.times, charge.cost, excess_word(charge)]);
             }
         }
         Self { bytes: words.0, order }
+    }
+}
+
+/// Encodes the treatment of a cost that does not fit: 0, or 1 + 2 × the maximum beyond the capacity, + 1 for debt.
+fn excess_word(charge: &CellCharge) -> u64 {
+    match charge.excess {
+        Excess::Count => 1 + 2 * charge.limit.max_excess(),
+        Excess::Debt { max } => 2 + 2 * max,
+        _ => 0,
     }
 }
 

@@ -1,13 +1,17 @@
 //! The active configuration and the store, shared by all listeners.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use arc_swap::{ArcSwap, Guard};
 use pacegate::{BuildError, Limiter, MemoryStore, SharedLimiter, policy::Mode};
 use pacegate_redis::{RedisStore, UrlError};
+use parking_lot::Mutex;
 
 use crate::{
     audit::Audit,
@@ -26,6 +30,8 @@ pub(crate) struct ActiveConfig {
     /// The error of the last reload; `None` if it succeeded.
     complaint: ArcSwap<Option<String>>,
     draining: AtomicBool,
+    /// The addresses of the config servers, and true for those that are connected.
+    config_servers: Mutex<BTreeMap<String, bool>>,
     live: Live,
     audit: Audit,
     quotas: QuotaRegistry,
@@ -92,6 +98,7 @@ impl ActiveConfig {
             refused: AtomicU64::new(0),
             complaint: ArcSwap::from_pointee(None),
             draining: AtomicBool::new(false),
+            config_servers: Mutex::default(),
             live: Live::new(),
             audit: Audit::default(),
             quotas: QuotaRegistry::default(),
@@ -126,6 +133,16 @@ impl ActiveConfig {
     /// Returns the number of failed reloads, and the error if the last reload failed.
     pub(crate) fn refusals(&self) -> (u64, Option<String>) {
         (self.refused.load(Ordering::Relaxed), (**self.complaint.load()).clone())
+    }
+
+    /// Records whether a config server is connected.
+    pub(crate) fn set_connected(&self, config_server: &str, is_connected: bool) {
+        self.config_servers.lock().insert(config_server.to_owned(), is_connected);
+    }
+
+    /// Returns the addresses of the config servers, and true for those that are connected.
+    pub(crate) fn config_servers(&self) -> BTreeMap<String, bool> {
+        self.config_servers.lock().clone()
     }
 
     /// Returns true if the server is unhealthy because it has no rules.

@@ -8,7 +8,7 @@ use crate::{engine::Engine, inline_limits::Limits};
 #[derive(Clone, Debug)]
 pub(crate) enum Check<'a> {
     Policies(Request<'a>),
-    Inline { key: &'a [u8], limits: Limits, cost: u64, id: Option<&'a [u8]> },
+    Inline { key: &'a [u8], limits: Limits, cost: u64, id: Option<&'a [u8]>, spent: bool },
 }
 
 /// The limits that apply to a [`Check`], with their keys.
@@ -25,7 +25,12 @@ impl Check<'_> {
             Self::Policies(request) => engine.check(request).await,
             Self::Inline { cost, id, .. } => {
                 let limits = self.limits(engine);
-                Ok(engine.verdict(&limits.charges(*cost)?, *id).await?.decision)
+                let mut charges = limits.charges(*cost)?;
+                if self.is_spent() {
+                    charges.retain(|charge| !charge.limit.algorithm().holds_permits());
+                    charges.iter_mut().for_each(|charge| *charge = charge.spent());
+                }
+                Ok(engine.verdict(&charges, *id).await?.decision)
             }
         }
     }
@@ -46,6 +51,14 @@ impl Check<'_> {
         match self {
             Self::Policies(request) => request.units(),
             Self::Inline { cost, .. } => *cost,
+        }
+    }
+
+    /// Returns `true` if the cost is already spent, and recorded in full.
+    pub(crate) fn is_spent(&self) -> bool {
+        match self {
+            Self::Policies(request) => request.is_spent() && request.units() > 0,
+            Self::Inline { spent, cost, .. } => *spent && *cost > 0,
         }
     }
 

@@ -93,7 +93,10 @@ impl Engine {
     async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         if self.may_block(request) {
             let plan = self.plan(request);
-            if let Some(verdict) = self.blocked(&plan.charges(request.units())?).await? {
+            // A spent cost may exceed a limit.
+            let units = request.units();
+            let cost = if request.is_spent() { units.min(1) } else { units };
+            if let Some(verdict) = self.blocked(&plan.charges(cost)?).await? {
                 return Ok(verdict.decision);
             }
         }

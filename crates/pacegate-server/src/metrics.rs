@@ -340,7 +340,14 @@ impl Families<'_> {
         let help = "Failed reloads of the configuration";
         self.counter("pacegate_config_reload_failures", help, refused)?;
         let help = "1 if the last reload succeeded, otherwise 0";
-        self.gauge("pacegate_config_last_reload_success", help, u64::from(complaint.is_none()))
+        self.gauge("pacegate_config_last_reload_success", help, u64::from(complaint.is_none()))?;
+        let servers = active.config_servers();
+        if servers.is_empty() {
+            return Ok(());
+        }
+        let samples = servers.into_iter().map(|(server, is)| ([("server", server)], u64::from(is)));
+        let help = "1 if the config server is connected, otherwise 0";
+        self.gauges("pacegate_config_server_connected", help, samples)
     }
 
     fn quotas(&mut self, stats: &QuotaStats) -> fmt::Result {

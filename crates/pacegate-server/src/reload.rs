@@ -163,9 +163,9 @@ impl Reloader {
         Ok(())
     }
 
-    /// Records that a configuration was rejected.
-    pub(crate) fn refuse(&self, reason: &str) {
-        self.active.refuse(reason.to_owned());
+    /// Returns the active configuration, for the state of config servers.
+    pub(crate) fn active(&self) -> &ActiveConfig {
+        &self.active
     }
 
     /// Replaces all certificates or none.

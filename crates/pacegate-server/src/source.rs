@@ -180,7 +180,7 @@ impl ConfigSource {
     /// Returns the config servers, if the rules come from there.
     pub(crate) fn config_servers(&self) -> Option<XdsOptions> {
         match self.deployment(&Environment::process()) {
-            Ok(Some(Deployment { rules: RuleOrigin::Servers(options), .. })) => Some(options),
+            Ok(Some(Deployment { rules: RuleOrigin::Servers(options), .. })) => Some(*options),
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 use std::{future::Future, num::NonZeroU32, ops::Range, pin::pin, time::Duration};
 
 use pacegate::{
-    Algorithm, Charge, Counter, Key, Limit, Outcomes, Store, StoreError, Timestamp, Update,
+    Algorithm, Charge, Counter, Excess, Key, Limit, Outcomes, Store, StoreError, Timestamp, Update,
     algorithm::Outcome,
 };
 
@@ -21,6 +21,11 @@ pub trait Subject: Sync {
     /// [`StoreError::Unsupported`]. A store declares the limits that it supports by [`Store::supports`].
     fn supports_update(&self, update: Update) -> bool {
         let _ = update;
+        true
+    }
+
+    /// Returns `true` if the store can record charges that do not fit. Default: it can.
+    fn supports_excess(&self) -> bool {
         true
     }
 
@@ -70,6 +75,7 @@ pub fn follow_histories(subject: &impl Subject, algorithm: Algorithm, seeds: Ran
             Op::Reset => subject.supports_update(Update::Reset),
             Op::Release(_) => subject.supports_update(Update::Release),
             Op::Renew(_) => subject.supports_update(Update::Renew),
+            Op::Record(..) => subject.supports_excess(),
             Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
         });
         follow(subject, &history);
@@ -135,13 +141,17 @@ fn follow(subject: &impl Subject, history: &History) {
                 subject.set_time(now);
             }
             Op::SetLimit(other) => limit = other,
-            Op::Charge(cost, permit) => {
-                let cost = cost.min(limit.capacity());
-                let outcome = call(subject, &name, limit, Call::Charge(cost, permit));
+            Op::Charge(..) | Op::Record(..) => {
+                let charged = match *op {
+                    Op::Record(cost, excess) => Call::Record(cost, excess),
+                    Op::Charge(cost, permit) => Call::Charge(cost.min(limit.capacity()), permit),
+                    _ => continue,
+                };
+                let outcome = call(subject, &name, limit, charged);
                 let expected = expected.next().expect("a model result for every charge");
                 assert!(
                     outcome.as_ref().is_some_and(|outcome| expected.is(outcome)),
-                    "seed {} step {step} of {:?} (cost {cost} at {now:?} under {limit}): \
+                    "seed {} step {step} of {:?} ({op:?} at {now:?} under {limit}): \
                      expected {expected:?}, got {outcome:?}",
                     history.seed,
                     history,
@@ -157,6 +167,7 @@ fn follow(subject: &impl Subject, history: &History) {
 
 enum Call {
     Charge(u64, u64),
+    Record(u64, Excess),
     Refund(u64),
     Reset,
     Release(u64),
@@ -173,6 +184,10 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
             match call {
                 Call::Charge(cost, permit) => {
                     (charge.cost, charge.permit) = (cost, permit_id(permit));
+                    return work(store.charge(&[charge], None).await).first().copied();
+                }
+                Call::Record(cost, excess) => {
+                    let charge = charge.cost(cost).excess(excess);
                     return work(store.charge(&[charge], None).await).first().copied();
                 }
                 Call::Refund(cost) => {
@@ -204,8 +219,8 @@ pub(crate) fn work<T>(answer: Result<T, StoreError>) -> T {
     answer.unwrap_or_else(|error| panic!("the store failed: {error}"))
 }
 
-/// Checks requests with several keys and algorithms against a model of each: all are charged or none is, and
-/// the order of the charges does not matter.
+/// Checks requests with several keys and algorithms against a model of each: all are charged or none is, except those
+/// whose excess is recorded, which are always charged. The order of the charges does not matter.
 fn all_or_nothing(subject: &impl Subject, rounds: u64) {
     let day = Duration::from_secs(86_400);
     for seed in 0..rounds {
@@ -219,6 +234,14 @@ fn all_or_nothing(subject: &impl Subject, rounds: u64) {
                 limit.with_algorithm(algorithm).expect("valid limit")
             })
             .collect();
+        let excess: Vec<Excess> = limits
+            .iter()
+            .map(|limit| match random.below(6) {
+                0 if subject.supports_excess() => Excess::Count,
+                1 if subject.supports_excess() => Excess::Debt { max: limit.capacity() },
+                _ => Excess::Reject,
+            })
+            .collect();
         let mut models: Vec<Model> = limits.iter().map(|&limit| Model::new(limit)).collect();
         for _ in 0..12 {
             now += random.below(2_000_000);
@@ -227,7 +250,8 @@ fn all_or_nothing(subject: &impl Subject, rounds: u64) {
             let swap = random.below(order.len() as u64) as usize;
             order.swap(0, swap);
             let cost = random.between(1, limits.iter().map(Limit::capacity).min().unwrap_or(1));
-            let outcomes = charge_all(subject, seed, &order, &limits, cost);
+            let charges = Vec::from_iter(limits.iter().copied().zip(excess.iter().copied()));
+            let outcomes = charge_all(subject, seed, &order, &charges, cost);
             let fits = models.iter().all(|model| model.fits(now, cost));
             assert_eq!(outcomes.iter().all(Outcome::is_admitted), fits, "seed {seed}");
             for (&place, outcome) in order.iter().zip(&outcomes) {
@@ -237,7 +261,11 @@ fn all_or_nothing(subject: &impl Subject, rounds: u64) {
                     own,
                     "seed {seed}: each outcome is about its own limit"
                 );
-                let answer = models[place].charge(now, if fits { cost } else { 0 }, 0);
+                let model = &mut models[place];
+                let answer = match excess[place] {
+                    Excess::Reject => model.charge(now, if fits { cost } else { 0 }, 0),
+                    excess => model.record(now, cost, excess),
+                };
                 assert_eq!(outcome.remaining(), answer.remaining, "seed {seed}");
             }
         }
@@ -248,7 +276,7 @@ fn charge_all(
     subject: &impl Subject,
     seed: u64,
     order: &[usize],
-    limits: &[Limit],
+    charges: &[(Limit, Excess)],
     cost: u64,
 ) -> Outcomes {
     let keys: Vec<String> = order.iter().map(|place| format!("all-{seed}-{place}")).collect();
@@ -258,7 +286,8 @@ fn charge_all(
         .zip(order)
         .map(|(key, &place)| {
             let key = pacegate::KeyRef::new(key.as_bytes());
-            Charge::new(policy, key, limits[place]).cost(cost)
+            let (limit, excess) = charges[place];
+            Charge::new(policy, key, limit).cost(cost).excess(excess)
         })
         .collect();
     charge_request(subject, &charges)

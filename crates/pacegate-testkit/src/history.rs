@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use pacegate::{Algorithm, Limit, Timestamp};
+use pacegate::{Algorithm, Excess, Limit, Timestamp};
 
 use crate::{Model, Random, model::Answer};
 
@@ -24,6 +24,8 @@ pub enum Op {
     Pass(u64),
     /// Charges units, with this permit (0 without permits).
     Charge(u64, u64),
+    /// Charges units, and records them even if they do not fit.
+    Record(u64, Excess),
     /// Refunds units.
     Refund(u64),
     /// Resets the key.
@@ -77,6 +79,7 @@ impl History {
                     let cost = cost.min(model.limit().capacity());
                     answers.push(model.charge(now, cost, permit));
                 }
+                Op::Record(cost, excess) => answers.push(model.record(now, cost, excess)),
                 Op::Refund(cost) => model.refund(now, cost),
                 Op::Reset => model.reset(),
                 Op::SetLimit(limit) => model.set_limit(limit),
@@ -107,6 +110,11 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
     let concurrency = limit.algorithm() == Algorithm::Concurrency;
     match random.below(40) {
         0..16 => Op::Pass(random_wait(random, limit, now)),
+        16..19 if !concurrency => {
+            let cost = random_cost(random, 3 * limit.capacity());
+            let max = random.pick(&[0, 1, limit.capacity(), 5 * limit.capacity()]);
+            Op::Record(cost, random.pick(&[Excess::Count, Excess::Debt { max }]))
+        }
         16..33 => {
             let cost = random_cost(random, limit.capacity());
             *held += u64::from(concurrency);

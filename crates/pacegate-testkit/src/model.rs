@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use pacegate::{Algorithm, Limit, algorithm::Outcome};
+use pacegate::{Algorithm, Excess, Limit, algorithm::Outcome};
 
 /// The specification of every algorithm, by brute force.
 ///
@@ -29,9 +29,11 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     at: u64,
-    /// Units taken, or refunded if negative (only for a token bucket).
+    /// Units taken, or refunded if negative (only for a token bucket and a fixed window).
     units: i128,
     permit: u64,
+    /// True if units beyond the amount of a fixed window are carried into the next one.
+    is_debt: bool,
     /// The limit at that time.
     limit: Limit,
 }
@@ -59,18 +61,60 @@ impl Model {
         if admitted && cost > 0 {
             self.push(now, i128::from(cost), permit);
         }
+        self.answer(now, retry_after)
+    }
+
+    /// Charges `cost` at `now`, even if it does not fit. If it does not, the retry time is that of one more unit. If the
+    /// excess is only counted, the remaining units are those before the charge.
+    pub fn record(&mut self, now: u64, cost: u64, excess: Excess) -> Answer {
+        let excess = excess.under(&self.limit);
+        let needed = if excess == Excess::Count { cost } else { cost.max(1) };
+        if excess == Excess::Reject || self.fits(now, cost.max(1)) {
+            return self.charge(now, cost, 0);
+        }
+        let is_over = needed > 0 || self.excess(now) > 0;
+        let free_before = self.remaining(now);
+        let is_debt = matches!(excess, Excess::Debt { .. });
+        let max = if let Excess::Debt { max } = excess { max } else { self.limit.max_excess() };
+        let capacity = i128::from(self.limit.capacity());
+        let room = i128::from(max) + i128::from(self.remaining(now)) - self.excess(now);
+        let units = i128::from(cost).min(room.max(0));
+        if units > 0 {
+            debug_assert!(units <= capacity + i128::from(max));
+            self.push(now, units, 0);
+            self.entries.last_mut().expect("the entry that was pushed").is_debt = is_debt;
+        }
+        let retry_after = if is_over { self.first_fit(now, 1) } else { Some(0) };
+        let mut answer = self.answer(now, retry_after);
+        if is_over && excess == Excess::Count {
+            answer.remaining = free_before;
+        }
+        answer
+    }
+
+    fn answer(&self, now: u64, retry_after: Option<u64>) -> Answer {
         Answer {
-            admitted,
+            admitted: retry_after == Some(0),
             remaining: self.remaining(now),
             retry_after,
             reset_after: self.reset_after(now),
         }
     }
 
+    /// Returns the units in use beyond the capacity: how much the capacity would have to grow before everything fits.
+    fn excess(&self, now: u64) -> i128 {
+        let grown = |more: u64| {
+            let limit = self.limit;
+            let (amount, capacity) = (limit.amount() + more, limit.capacity() + more);
+            self.fits_into(now, 0, i128::from(amount), i128::from(capacity))
+        };
+        i128::from(first_true(0, 1 << 40, grown))
+    }
+
     /// Refunds up to `cost` of the units that still count, newest first. Permits are not refunded but
     /// [released](Self::release).
     pub fn refund(&mut self, now: u64, cost: u64) {
-        if self.limit.algorithm() == Algorithm::TokenBucket {
+        if matches!(self.limit.algorithm(), Algorithm::TokenBucket | Algorithm::FixedWindow) {
             return self.push(now, -i128::from(cost), 0);
         }
         let mut left = i128::from(cost);
@@ -104,14 +148,19 @@ impl Model {
         !held.is_empty()
     }
 
-    /// Returns true if `cost` units can be taken at `now`: the definition of each algorithm.
+    /// Returns true if `cost` units can be taken at `now`.
     pub fn fits(&self, now: u64, cost: u64) -> bool {
-        let (amount, period) = (i128::from(self.limit.amount()), micros(self.limit.period()));
-        let (cost, window) = (i128::from(cost), now / period);
+        let (amount, capacity) = (self.limit.amount(), self.limit.capacity());
+        amount > 0 && self.fits_into(now, cost, i128::from(amount), i128::from(capacity))
+    }
+
+    /// Returns true if `cost` units fit into this amount and capacity at `now`: the definition of each algorithm.
+    fn fits_into(&self, now: u64, cost: u64, amount: i128, capacity: i128) -> bool {
+        let (cost, period) = (i128::from(cost), micros(self.limit.period()));
+        let window = now / period;
         let in_window = |wanted: u64| self.units(|at| at / period == wanted);
         match self.limit.algorithm() {
-            _ if amount == 0 => false,
-            Algorithm::FixedWindow => in_window(window) + cost <= amount,
+            Algorithm::FixedWindow => self.in_fixed_window(window) + cost <= amount,
             Algorithm::SlidingWindow => {
                 let previous = if window == 0 { 0 } else { in_window(window - 1) };
                 let (whole, elapsed) = (i128::from(period), i128::from(now % period));
@@ -120,27 +169,57 @@ impl Model {
             Algorithm::SlidingLog | Algorithm::Concurrency => {
                 self.units(|at| at + period > now) + cost <= amount
             }
-            Algorithm::TokenBucket => self.tokens(now) >= cost * i128::from(period),
+            Algorithm::TokenBucket => {
+                self.tokens_used(now) + cost * i128::from(period) <= capacity * i128::from(period)
+            }
             other => panic!("the model does not support {other}"),
         }
     }
 
-    /// Returns the content of a token bucket, in tokens × period: initially full, refilled by the amount per
-    /// microsecond, up to the burst. Negative if the burst has become smaller than the units taken.
-    fn tokens(&self, now: u64) -> i128 {
-        let full = i128::from(self.limit.capacity()) * i128::from(micros(self.limit.period()));
-        let Some(first) = self.entries.first() else { return full };
+    /// Returns the units that count in a fixed window: those taken in it, and the debt of earlier windows, each of which
+    /// paid its amount. Excess that is not debt ends with its window.
+    fn in_fixed_window(&self, window: u64) -> i128 {
+        let period = micros(self.limit.period());
+        let (mut used, mut has_debt, mut last) = (0, false, 0);
+        let next_window =
+            |(used, has_debt, last): (i128, bool, u64), window: u64, limit: &Limit| {
+                let paid = i128::from(window - last) * i128::from(limit.amount());
+                let rest = if has_debt { (used - paid).max(0) } else { 0 };
+                if window == last {
+                    (used, has_debt)
+                } else {
+                    (rest, rest > i128::from(limit.amount()))
+                }
+            };
+        for entry in &self.entries {
+            let amount = i128::from(entry.limit.amount());
+            let own = entry.at / period;
+            (used, has_debt) = next_window((used, has_debt, last), own, &entry.limit);
+            last = own;
+            if entry.is_debt && !has_debt {
+                used = used.min(amount);
+            }
+            used = (used + entry.units).max(0);
+            has_debt = (has_debt || entry.is_debt) && used > amount;
+        }
+        next_window((used, has_debt, last), window, &self.limit).0
+    }
+
+    /// Returns the tokens missing from a bucket, in tokens × period: initially none, refilled by the amount per
+    /// microsecond. More than the burst if the burst has become smaller, or if more was recorded.
+    fn tokens_used(&self, now: u64) -> i128 {
+        let Some(first) = self.entries.first() else { return 0 };
         let (mut debt, mut last) = (0, first.at);
         for entry in &self.entries {
             debt = drained(debt, &entry.limit, entry.at - last);
             debt = (debt + entry.units * i128::from(micros(entry.limit.period()))).max(0);
             last = entry.at;
         }
-        full - drained(debt, &self.limit, now - last)
+        drained(debt, &self.limit, now - last)
     }
 
     fn push(&mut self, at: u64, units: i128, permit: u64) {
-        self.entries.push(Entry { at, units, permit, limit: self.limit });
+        self.entries.push(Entry { at, units, permit, is_debt: false, limit: self.limit });
     }
 
     fn units(&self, counts: impl Fn(u64) -> bool) -> i128 {
@@ -152,7 +231,6 @@ impl Model {
         let period = micros(self.limit.period());
         let start = now - now % period;
         match self.limit.algorithm() {
-            Algorithm::FixedWindow => start,
             Algorithm::SlidingWindow => start.saturating_sub(period),
             _ => (now + 1).saturating_sub(period),
         }
@@ -179,8 +257,10 @@ impl Model {
         let period = micros(self.limit.period());
         let limits = self.entries.iter().map(|entry| &entry.limit).chain([&self.limit]);
         let most = limits.map(|limit| limit.capacity()).max().unwrap_or(0);
-        let bursts = most.div_ceil(self.limit.amount().max(1));
-        period * (bursts + 2)
+        let recorded: i128 = self.entries.iter().map(|entry| entry.units.max(0)).sum();
+        let most = u128::from(most) + recorded.unsigned_abs();
+        let bursts = most.div_ceil(u128::from(self.limit.amount().max(1)));
+        period * (u64::try_from(bursts).expect("a short history") + 2)
     }
 }
 

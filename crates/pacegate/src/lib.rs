@@ -19,7 +19,7 @@ mod store;
 #[cfg(feature = "macros")]
 pub use pacegate_macros::rate_limit;
 
-pub use algorithm::Algorithm;
+pub use algorithm::{Algorithm, Excess};
 pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};

@@ -27,6 +27,7 @@ pub struct Request<'a> {
     attributes: SmallVec<[(&'a str, &'a [u8]); 8]>,
     cost: u64,
     id: Option<&'a [u8]>,
+    spent: bool,
 }
 
 /// Error of [`Request::id`]: the id is empty, or longer than [`Request::MAX_ID`] bytes.
@@ -48,7 +49,7 @@ impl<'a> Request<'a> {
 
     /// Creates a request in the default domain (the empty text), without attributes, with a cost of 1.
     pub fn new() -> Self {
-        Self { domain: "", attributes: SmallVec::new(), cost: 1, id: None }
+        Self { domain: "", attributes: SmallVec::new(), cost: 1, id: None, spent: false }
     }
 
     /// Adds an attribute. If several have the same name, policies use the first.
@@ -75,6 +76,28 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
+    }
+
+    /// Marks the cost as already spent: it is recorded in full by every limit that applies, even if it exceeds the
+    /// limit or another limit denies.
+    ///
+    /// Units beyond a limit become [debt](crate::Excess::Debt): later requests wait until it is paid back. The decision
+    /// is a denial if a limit is exceeded. Concurrency limits do not apply.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, Request};
+    ///
+    /// let limiter = Limiter::memory("1000/hour".parse()?);
+    /// let request = Request::new().with("key", "alice");
+    /// assert!(limiter.peek_request(&request).is_allowed());
+    /// // The answer took more tokens than were left.
+    /// assert!(!limiter.check_request(&request.clone().cost(1_200).spent())?.is_allowed());
+    /// assert!(!limiter.peek_request(&request).is_allowed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn spent(self) -> Self {
+        Self { spent: true, ..self }
     }
 
     /// Sets an id, so that [`SharedLimiter::check_request`](crate::SharedLimiter::check_request) can be retried if its
@@ -113,6 +136,11 @@ impl<'a> Request<'a> {
     /// Returns the cost in units.
     pub fn units(&self) -> u64 {
         self.cost
+    }
+
+    /// Returns `true` if the cost is already [spent](Self::spent).
+    pub fn is_spent(&self) -> bool {
+        self.spent
     }
 
     /// Returns the id, if it was set.

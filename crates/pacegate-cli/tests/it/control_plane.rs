@@ -39,7 +39,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::clients::PATIENCE;
 
-/// A config server in this process. It sends each published response at once, whatever the client answers.
+/// A config server in this process. It sends each published response at once, without waiting for answers.
 pub(crate) struct ControlPlane {
     address: SocketAddr,
     published: Arc<watch::Sender<Option<Bytes>>>,
@@ -234,7 +234,7 @@ impl ControlPlane {
 
     /// Returns the next request of a client.
     pub(crate) fn request(&self) -> DiscoveryRequest {
-        self.requests.recv_timeout(PATIENCE).expect("a request of a client")
+        self.requests.recv_timeout(PATIENCE).unwrap()
     }
 
     /// Waits for the answer to a response: the error, or an empty text if it was accepted.
@@ -393,7 +393,7 @@ impl GoControlPlane {
 
     /// Returns the next request of a client.
     pub(crate) fn event(&self) -> Event {
-        self.events.recv_timeout(PATIENCE).expect("a request of a client")
+        self.events.recv_timeout(PATIENCE).unwrap()
     }
 }
 

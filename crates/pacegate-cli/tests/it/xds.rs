@@ -109,6 +109,8 @@ fn a_rejected_response_changes_nothing_and_is_reported() {
     assert!(service.log().contains("rejected the configuration of a config server"));
     let metrics = client.get("/metrics").unwrap().body;
     assert!(metrics.contains("pacegate_config_reload_failures_total 1"), "{metrics}");
+    let connected = format!("pacegate_config_server_connected{{server=\"{}\"}} 1", plane.address());
+    assert!(metrics.contains(&connected), "{metrics}");
     // A message that cannot be decoded, one that is too large, and one that is compressed end the stream.
     for bytes in [&[0, 0, 0, 0, 1, 255][..], &[0, 255, 255, 255, 255], &[1, 0, 0, 0, 0]] {
         let before = plane.connections();
@@ -193,6 +195,10 @@ fn a_restarted_config_server_is_followed_within_a_second() {
         service.log().matches("cannot connect: Connection refused").count() > 5
     });
     assert_eq!(limit(&mut client, "edge", "user"), Some(5), "the last configuration stays");
+    let metrics = client.get("/metrics").unwrap().body;
+    let address = format!("127.0.0.1:{}", port.number());
+    let lost = format!("pacegate_config_server_connected{{server=\"{address}\"}} 0");
+    assert!(metrics.contains(&lost), "{metrics}");
     let plane = ControlPlane::start_at(port.number(), None);
     plane.publish("1", &[resource("edge", &[("user", 6)])]);
     let begun = Instant::now();
@@ -212,10 +218,10 @@ fn the_start_waits_for_a_configuration_unless_forced() {
     let service = start(&plane.address(), &variables);
     let (mut client, mut grpc) = (http(&service), Grpc::connect(service.address("grpc")).unwrap());
     assert_eq!(client.get("/healthcheck").unwrap().status, 503);
-    assert_eq!(grpc.ask(None, "edge", &[("user", "a")]).unwrap().status, 14);
+    assert_eq!(grpc.ask(None, "edge", &[("user", "a")]).unwrap().status, 2);
     let nonce = plane.publish("1", &[invalid_resource("edge")]);
     assert!(!plane.answer(&nonce).is_empty());
-    assert_eq!(grpc.ask(None, "edge", &[("user", "a")]).unwrap().status, 14);
+    assert_eq!(grpc.ask(None, "edge", &[("user", "a")]).unwrap().status, 2);
     plane.apply("2", &[resource("edge", &[("user", 5)])]);
     assert_eq!(grpc.ask(None, "edge", &[("user", "a")]).unwrap().remaining, 4);
     assert_eq!(client.get("/healthcheck").unwrap().status, 200);
@@ -273,8 +279,8 @@ fn a_thousand_updates_under_load_lose_no_decision() {
     over.store(true, Ordering::Relaxed);
     let requests: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     let mut grpc = Grpc::connect(service.address("grpc")).unwrap();
-    let told = grpc.ask(None, "edge", &[("user", "v")]).unwrap();
-    let used = u64::from(AMOUNT + UPDATES - told.remaining);
+    let answer = grpc.ask(None, "edge", &[("user", "v")]).unwrap();
+    let used = u64::from(AMOUNT + UPDATES - answer.remaining);
     assert_eq!(used, requests + 1, "each answer is one charge, through all revisions");
     assert_eq!(service.log(), "");
 }
@@ -380,7 +386,9 @@ fn the_environment_of_envoy_gateway_and_its_library_work_unchanged() {
     let [cert, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(file);
     let args = ["-node", "envoy-ratelimit", "-cert", &cert, "-key", &key, "-ca", &ca];
     let server = format!("localhost:{}", port.number());
-    let variables = gateway_environment(folder.path(), &server);
+    let mut variables = gateway_environment(folder.path(), &server);
+    let debug = Port::reserve();
+    variables.push(("DEBUG_PORT", debug.number().to_string()));
     let service = start_as_ratelimit(&variables);
     let mut client = http(&service);
     assert_eq!(client.get("/healthcheck").unwrap().status, 200, "before the configuration");
@@ -403,6 +411,10 @@ fn the_environment_of_envoy_gateway_and_its_library_work_unchanged() {
         .collect();
     times.sort_unstable();
     let median = times[times.len() / 2];
+    // `egctl config envoy-ratelimit` reads this page.
+    let mut pages = Http::connect(([127, 0, 0, 1], debug.number()).into()).unwrap();
+    let page = pages.get("/rlconfig").unwrap().body;
+    assert!(page.starts_with("edge.user: unit=YEAR requests_per_unit=41,"), "{page}");
     eprintln!("an update took {median:?} (median), {:?} (maximum)", times[times.len() - 1]);
     assert!(median < Duration::from_millis(100), "{median:?}");
 

@@ -22,8 +22,8 @@ set_now(given)
 -- Reads a cell that is a string.
 local function open(cell, at, a, b)
   cell.taken, cell.since = 0, at
-  -- A limit of 0 denies, and keeps the state for a later limit.
-  if cell.amount > 0 then
+  -- A limit of 0 denies, and keeps the state for a later limit. A fixed window may count nevertheless.
+  if cell.amount > 0 or cell.kind == FIXED_WINDOW then
     at, a, b, cell.changed = move(cell.kind, cell.amount, cell.period, at, a, b)
   end
   cell.at, cell.a, cell.b = at, a, b
@@ -131,7 +131,7 @@ if size > strings then
   for index = strings + 1, size do
     local cell = cells[index]
     if cell.kind == SLIDING_LOG then open_log(cell, KEYS[index]) else open_permits(cell, KEYS[index]) end
-    if cell.taken == 0 then cell.before = pack('<I8I8I8', math.max(cell.free, 0), cell.reset, 0) end
+    if cell.taken == 0 then cell.before = pack('<i8I8I8', cell.free, cell.reset, 0) end
   end
 
   -- How long until the oldest `units` are past.
@@ -160,39 +160,69 @@ local function take(cell, units, permit)
   if cell.permits and units > 0 then cell.permits[#cell.permits + 1] = { permit, units } end
 end
 
+-- Takes units that do not fit.
+local function take_excess(cell, excess, units)
+  if cell.taken == BROKEN then return end
+  local taken
+  taken, cell.a, cell.b = record(cell.kind, cell.amount, excess, cell.free, units, cell.a, cell.b)
+  take(cell, taken)
+end
+
+-- Takes one charge of a request with several. Returns false if it denies.
+local function charge(index, cost, permit, enforced, excess)
+  local cell, units = cells[index], math.max(cost, 1)
+  if units <= cell.free then
+    take(cell, cost, permit)
+    return true
+  end
+  if excess > 0 and cost > 0 then
+    take_excess(cell, excess, cost)
+    units = 1
+  end
+  deny(index, units)
+  -- Count: a peek is admitted until the limit is exceeded.
+  if excess % 2 == 1 and cost == 0 and cell.free == 0 then return true end
+  return enforced == 0 and cell.taken ~= BROKEN
+end
+
 for _ = 1, runs do
-  local times, charges, index, cost, permit, enforced
+  local times, charges, index, cost, permit, enforced, excess
   times, charges, place = unpack('<I8I8', program, place)
   if charges == 1 and times > 0 then
-    index, cost, permit, enforced, place = unpack('<I8I8c16I8', program, place)
+    index, cost, permit, enforced, excess, place = unpack('<I8I8c16I8I8', program, place)
     local cell, fit = cells[index], times
     if cost > 0 then
-      fit = math.min(times, floor(cell.free / cost))
+      fit = math.max(math.min(times, floor(cell.free / cost)), 0)
       if fit > 0 then take(cell, fit * cost, permit) end
+      if excess > 0 and fit < times then
+        take_excess(cell, excess, (times - fit) * cost)
+        cost = 1
+      end
     elseif cell.free < 1 then
       fit, cost = 0, 1
     end
     if fit < times then deny(index, cost) end
   else
     -- Charges are taken in turn, so that later ones see the earlier. All are returned if one does not fit, or if this is
-    -- a peek (times = 0).
-    local fits, done = times > 0, {}
+    -- a peek (times = 0). Then those whose excess is recorded are taken again.
+    local fits, broken, old, again = times > 0, false, {}, {}
     for _ = 1, charges do
-      index, cost, permit, enforced, place = unpack('<I8I8c16I8', program, place)
-      local cell, units = cells[index], math.max(cost, 1)
-      if units <= cell.free then
-        take(cell, cost, permit)
-        done[#done + 1] = { cell, cost }
-      else
-        deny(index, units)
-        if enforced == 1 or cell.taken == BROKEN then fits = false end
-      end
+      index, cost, permit, enforced, excess, place = unpack('<I8I8c16I8I8', program, place)
+      if times == 0 then excess = 0 end
+      local cell = cells[index]
+      old[#old + 1] = { cell, cell.free, cell.taken, cell.a, cell.b, cell.permits and #cell.permits }
+      if excess > 0 then again[#again + 1] = { index, cost, permit, enforced, excess } end
+      if not charge(index, cost, permit, enforced, excess) then fits = false end
+      broken = broken or cell.taken == BROKEN
     end
     if not fits then
-      for _, step in ipairs(done) do
-        local cell, units = step[1], step[2]
-        cell.free, cell.taken = cell.free + units, cell.taken - units
-        if cell.permits and units > 0 then cell.permits[#cell.permits] = nil end
+      for step = #old, 1, -1 do
+        local cell, permits = old[step][1], old[step][6]
+        cell.free, cell.taken, cell.a, cell.b = old[step][2], old[step][3], old[step][4], old[step][5]
+        while permits and #cell.permits > permits do cell.permits[#cell.permits] = nil end
+      end
+      if not broken then
+        for _, step in ipairs(again) do charge(step[1], step[2], step[3], step[4], step[5]) end
       end
     end
   end

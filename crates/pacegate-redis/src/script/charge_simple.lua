@@ -21,8 +21,8 @@ for _ = 1, limits do
   local count, kind, amount, capacity, period
   count, kind, amount, capacity, period, place = unpack('<I8I8I8I8I8', program, place)
   for _ = 1, count do
-    local times, cost
-    times, cost, place = unpack('<I8I8', program, place)
+    local times, cost, excess
+    times, cost, excess, place = unpack('<I8I8I8', program, place)
     index = index + 1
     local key, value, taken = KEYS[index], values[index] or NOTHING, BROKEN
     local ours = value ~= NOTHING or create == 1 and not (foreign and call('EXISTS', key) == 1)
@@ -30,12 +30,18 @@ for _ = 1, limits do
       local before, a, b = unpack('<I8I8I8', value)
       local at, changed = before, false
       -- A limit of 0 denies, and keeps the state for a later limit.
-      if amount > 0 then at, a, b, changed = move(kind, amount, period, before, a, b) end
-      local fit = 0
+      if amount > 0 or excess > 0 then at, a, b, changed = move(kind, amount, period, before, a, b) end
+      taken = 0
       if cost > 0 then
-        fit = math.min(times, floor(free_units(kind, amount, capacity, period, at, a, b) / cost))
+        local free = free_units(kind, amount, capacity, period, at, a, b)
+        local fit = math.max(math.min(times, floor(free / cost)), 0)
+        taken = fit * cost
+        if excess > 0 and fit < times then
+          local more
+          more, a, b = record(kind, amount, excess, free - taken, (times - fit) * cost, a, b)
+          taken = taken + more
+        end
       end
-      taken = fit > 0 and fit * cost or 0
       if taken > 0 or changed then write(key, slack, kind, amount, period, before, at, a + taken, b) end
     end
     if taken == BROKEN then value = NOTHING end

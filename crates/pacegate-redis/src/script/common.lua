@@ -44,8 +44,9 @@ local function muldiv(x, y, z)
   return whole * y + quotient, rest
 end
 
--- A state is an instant `at` and two numbers. Windows: the counts of the current and the previous window. Buckets: the
--- used tokens and the fraction of a token, in units of one token / microseconds of the period.
+-- A state is an instant `at` and two numbers. Fixed windows: the count, and 1 if units beyond the amount are debt, which
+-- later windows pay. Sliding windows: the counts of the current and the previous window. Buckets: the used tokens and
+-- the fraction of a token, in units of one token / microseconds of the period.
 
 -- Moves a state to now. The fourth result is true if the clock stepped back: usage then counts as of now, and the state
 -- has to be written.
@@ -55,6 +56,10 @@ local function move(kind, amount, period, at, a, b)
     if passed < 0 then return now - now % period, a, b, true end
     if passed < period then return at, a, b end
     if passed < 2 * period and kind == SLIDING_WINDOW then return at + period, 0, a end
+    if b > 0 and kind == FIXED_WINDOW then
+      a = math.max(a - floor(passed / period) * amount, 0)
+      return now - now % period, a, a > amount and 1 or 0
+    end
     return now - now % period, 0, 0
   end
   if passed < 0 then return now, a, b, true end
@@ -69,22 +74,38 @@ end
 
 -- Returns the free units of a state that was moved to now.
 local function free_units(kind, amount, capacity, period, at, a, b)
-  if amount == 0 then return 0 end
   if kind == FIXED_WINDOW then return amount - a end
+  if amount == 0 then return 0 end
   if kind == TOKEN_BUCKET then return capacity - a - (b > 0 and 1 or 0) end
   if b == 0 then return amount - a end
   local whole, rest = muldiv(b, period - (now - at), period)
   return amount - a - whole - (rest > 0 and 1 or 0)
 end
 
+-- Records units that do not fit into the free ones: `excess` is 1 + 2 * the maximum beyond the capacity, + 1 for debt.
+-- Returns the units recorded, and the new state of a fixed window. Its debt does not include excess that was only counted.
+local function record(kind, amount, excess, free, units, a, b)
+  local is_debt = excess % 2 == 0
+  local taken = math.max(math.min(units, free + floor((excess - 1) / 2)), 0)
+  if kind == FIXED_WINDOW and is_debt and taken > 0 then
+    if b == 0 then a = math.min(a, amount) end
+    b = 1
+  end
+  return taken, a, b
+end
+
 -- Writes a state. It expires `slack` milliseconds after it has no effect any more; the state contains its window, so a
 -- late expiry is harmless. In the same window the expiry stays as it was.
 local function write(key, slack, kind, amount, period, before, at, a, b)
+  local has_debt = kind == FIXED_WINDOW and b > 0 and a > amount
+  if kind == FIXED_WINDOW and not has_debt then b = 0 end
   local value, life = pack('<I8I8I8', at, a, b), nil
   if amount == 0 then
     life = 2 * period
   elseif kind == TOKEN_BUCKET then
     life = (a + 1) * (period / amount)
+  elseif has_debt then
+    life = math.min(at - now + math.ceil(a / amount) * period, 2 ^ 53)
   elseif at == before then
     return call('SET', key, value, 'KEEPTTL')
   elseif kind == FIXED_WINDOW then

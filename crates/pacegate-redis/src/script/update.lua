@@ -85,6 +85,7 @@ else
   -- From the current window first: the units were most likely charged just before.
   local from_this = math.min(cost, a)
   a, b = a - from_this, math.max(b - (cost - from_this), 0)
+  if kind == FIXED_WINDOW and a <= amount then b = 0 end
 end
 if a + b > 0 then
   write(key, slack, kind, amount, period, before, at, a, b)

@@ -85,13 +85,15 @@ impl Inner {
             if denied {
                 progress.lock().deny(&charges, &charged);
                 let rest: Vec<_> = parts.collect();
-                let peeks = self.peek(&charges, &rest, &progress);
-                join(self.compensate(&charges, &charged), peeks).await;
+                let others = self.finish_denied(&charges, &rest, &progress);
+                join(self.compensate(&charges, &charged), others).await;
                 let charged: Vec<_> = charged.iter().map(|&(place, _)| vec![place]).collect();
                 self.peek(&charges, &charged, &progress).await;
                 return Ok(());
             }
-            let taken = part.iter().enumerate().filter(|(n, _)| admitted(*n));
+            let is_recorded = |place: usize| charges[place].excess.is_recorded();
+            let taken =
+                part.iter().enumerate().filter(|&(n, &place)| admitted(n) && !is_recorded(place));
             charged.extend(taken.map(|(_, &place)| (place, answer.now)));
         }
         if caller.is_closed() {
@@ -117,6 +119,29 @@ impl Inner {
                 _ => Action::Refund,
             };
             drop(self.update(charge, action).await);
+        });
+        join_all(each).await;
+    }
+
+    /// Charges those of the other parts of a denied request whose excess is recorded, and peeks at the rest.
+    async fn finish_denied(
+        &self,
+        charges: &[CellCharge],
+        parts: &[Vec<usize>],
+        progress: &Mutex<Progress>,
+    ) {
+        let is_recorded = |place: &usize| charges[*place].excess.is_recorded();
+        let each = parts.iter().map(async |part| {
+            let (recorded, others): (Vec<_>, Vec<_>) =
+                part.iter().partition(|place| is_recorded(place));
+            if !recorded.is_empty()
+                && let Ok(answer) = self.charge_cells(select(charges, &recorded), 1, None).await
+            {
+                progress.lock().record(&recorded, &answer.outcomes);
+            }
+            if !others.is_empty() {
+                self.peek(charges, &[others], progress).await;
+            }
         });
         join_all(each).await;
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pacegate::{
-    Charge, Key, KeyRef, Limit, Outcomes, PolicyName, Reply, StoreError, algorithm::Outcome,
+    Charge, Excess, Key, KeyRef, Limit, Outcomes, PolicyName, Reply, StoreError, algorithm::Outcome,
 };
 
 use super::{Inner, RedisStore, gone};
@@ -55,6 +55,9 @@ impl Inner {
         if id.is_some() {
             return Reply::Ready(Err(unsupported("does not support request ids")));
         }
+        if charges.iter().any(|charge| matches!(charge.excess, Excess::Debt { .. })) {
+            return Reply::Ready(Err(unsupported("cannot record debt: use Layout::native")));
+        }
         let fingerprinter = &self.common.names.fingerprinter;
         let keys: Result<Vec<_>, _> =
             charges.iter().map(|charge| state.key(fingerprinter, charge)).collect();
@@ -63,7 +66,8 @@ impl Inner {
             Err(error) => return Reply::Ready(Err(error)),
         };
         let pairs = keys.iter().map(|key| key.fingerprint).zip(charges);
-        if let Some(outcomes) = self.common.deny_cache.answer(pairs) {
+        let is_recorded = charges.iter().any(|charge| charge.excess.is_recorded());
+        if !is_recorded && let Some(outcomes) = self.common.deny_cache.answer(pairs) {
             self.common.totals.denied_locally.add(1);
             return Reply::Ready(Ok(outcomes.into()));
         }

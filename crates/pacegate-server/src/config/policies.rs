@@ -75,6 +75,15 @@ pub(crate) struct PolicySection {
     #[schemars(range(min = 1))]
     max_cost: Option<At<u64>>,
 
+    /// Records every charge in full, even if it exceeds a limit: for units that have already been spent, such as the
+    /// `hits_addend` that Envoy sends at the end of a stream. Units beyond a limit are debt, which later requests wait
+    /// for. Check with a cost of 0 before.
+    #[serde(default)]
+    record_in_full: bool,
+
+    /// Maximum debt, in units beyond each limit. More is not recorded. Default: as much as the limit.
+    max_debt: Option<u64>,
+
     /// Other limits for some of the requests: the first that matches replaces `limit`. Each override has its own
     /// counters.
     #[serde(default)]
@@ -303,6 +312,8 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
     policy.mode = section.mode.map(Into::into).unwrap_or_default();
     policy.failure = failure.unwrap_or_else(|| Some(FailureMode::default()))?;
     policy.max_cost = section.max_cost.as_ref().map(|cost| cost.value);
+    policy.record_in_full = section.record_in_full;
+    policy.max_debt = section.max_debt;
     policy.tag = section.tag.as_ref().map(|tag| (&tag.value).into()).unwrap_or_default();
     policy.lease = match lease {
         Some(lease) => Some(lease?),

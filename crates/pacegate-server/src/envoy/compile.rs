@@ -206,6 +206,7 @@ impl Compiler<'_> {
             replaces: self.replaces(&limits)?,
             shadow: descriptor.shadow_mode.unwrap_or_default(),
             quota: descriptor.quota_mode.unwrap_or_default(),
+            record_in_full: descriptor.record_in_full.unwrap_or_default(),
             metadata: descriptor.metadata.as_ref().map(metadata::from_json),
         };
         let written = self.written(&rule);

@@ -34,9 +34,6 @@ pub(crate) enum EnvoyError {
     Store(#[from] StoreError),
 }
 
-/// Attempts to use up a limit that denied hits, while others use it too.
-const MAX_DENIED_CHARGES: usize = 3;
-
 /// The result for one descriptor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DescriptorResult {
@@ -233,9 +230,7 @@ async fn independent(
         for answer in answers {
             decisions.push(answer?);
         }
-        let results = results(resolved, planned, &decisions);
-        charge_denied(engine, resolved, planned, &results).await;
-        return Ok(results);
+        return Ok(results(resolved, planned, &decisions));
     }
     let mut all = SmallVec::new();
     for (place, part) in planned.parts.iter().enumerate() {
@@ -251,11 +246,7 @@ async fn independent(
                 ..part.clone()
             }]),
         };
-        let resolved = &resolved[place..=place];
-        let result = results(resolved, &one, &decisions);
-        // Before the next descriptor, which may have the same counter.
-        charge_denied(engine, resolved, &one, &result).await;
-        all.extend(result);
+        all.extend(results(&resolved[place..=place], &one, &decisions));
     }
     Ok(all)
 }
@@ -274,43 +265,6 @@ fn has_repeats(charges: &[Charge<'_>]) -> bool {
         rest = others;
     }
     false
-}
-
-/// Counts denied hits, as envoyproxy/ratelimit does: charges the units left, so that the counter exceeds its limit.
-async fn charge_denied(
-    engine: &Engine,
-    resolved: &[ResolvedDescriptor<'_>],
-    planned: &RequestCharges<'_>,
-    results: &[DescriptorResult],
-) {
-    let mut rest: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
-    for ((resolved, part), result) in resolved.iter().zip(&planned.parts).zip(results) {
-        if let (Some((_, decision)), [charge]) =
-            (result.tightest, &planned.charges[part.range.clone()])
-            && result.is_over
-            && part.counts_denied
-            && resolved.cost > 0
-            && !resolved.refund
-            && decision.remaining() > 0
-        {
-            rest.push(charge.cost(decision.remaining()));
-        }
-    }
-    // Other requests may take units meanwhile. Then fewer are left.
-    for _ in 0..MAX_DENIED_CHARGES {
-        if rest.is_empty() {
-            return;
-        }
-        let mut answers = Vec::new();
-        engine.check_each(&rest, &mut answers).await;
-        let left = rest.iter().zip(answers).filter_map(|(charge, answer)| match answer {
-            Ok(decision) if !decision.is_allowed() && decision.remaining() > 0 => {
-                Some(charge.cost(decision.remaining()))
-            }
-            _ => None,
-        });
-        rest = left.collect();
-    }
 }
 
 /// Refunds the charges if all quotas are exceeded: the store cannot decide that several quotas deny only together.
@@ -364,12 +318,8 @@ fn results(
         let mut has_counted = false;
         for (place, (charge, decision)) in charges.zip(own).enumerate() {
             let cost = if resolved.refund { 0 } else { resolved.cost };
-            // A limit of 0 denies every hit, even if its failure mode is `open`.
-            let exceeds = part.counts_denied
-                && (decision.remaining() == 0 || (charge.limit.amount() == 1 && cost > 0));
-            let is_over = !decision.is_allowed()
-                || exceeds
-                || (charge.cost < cost && decision.remaining() < cost);
+            let is_over =
+                !decision.is_allowed() || (charge.cost < cost && decision.remaining() < cost);
             let is_blocked = decision.source() == Source::Blocked;
             // A policy in shadow mode is charged but never denies, and is reported only without another.
             let counts = charge.enforced
@@ -382,12 +332,9 @@ fn results(
             });
             if replaces {
                 result.tightest = Some((place, *decision));
-                result.remaining = match (part.counts_denied, result.is_over) {
-                    (true, true) => 0,
-                    (counts_denied, _) => {
-                        decision.remaining().saturating_sub(u64::from(counts_denied))
-                    }
-                };
+                // Counted hits have used up what was free before.
+                let is_used_up = is_over && charge.excess.is_recorded();
+                result.remaining = if is_used_up { 0 } else { decision.remaining() };
                 has_counted = counts;
             }
         }

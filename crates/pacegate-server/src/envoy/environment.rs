@@ -46,7 +46,7 @@ pub(crate) enum RuleOrigin {
     /// A directory of files.
     Files(PathBuf),
     /// Config servers.
-    Servers(XdsOptions),
+    Servers(Box<XdsOptions>),
 }
 
 /// Log settings.
@@ -146,7 +146,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
                         .map(|name| self.text_or_default(name));
                 Ok(RuleOrigin::Files(runtime_path(&root, &folder, &app)))
             }
-            "GRPC_XDS_SOTW" => Ok(RuleOrigin::Servers(XdsOptions::read(self)?)),
+            "GRPC_XDS_SOTW" => Ok(RuleOrigin::Servers(Box::new(XdsOptions::read(self)?))),
             _ => {
                 let problem = "is invalid: expected FILE or GRPC_XDS_SOTW";
                 Err(EnvironmentError::new("CONFIG_TYPE", problem))

@@ -2,7 +2,7 @@
 //!
 //! Every field of envoyproxy/ratelimit is accepted. Extensions: several documents in a file; in a `rate_limit` an
 //! `algorithm`, a `burst`, and a `period` or any duration as the `unit` (`30s`, `5m`); beside it `rate_limits`, a list
-//! of limits that all apply, and `failure`, the failure mode.
+//! of limits that all apply, `failure`, the failure mode, and `record_in_full`, which records hits beyond the limit.
 
 use std::{
     fmt, fs, io,
@@ -56,6 +56,7 @@ pub(super) struct RuleDescriptor {
     pub(super) share_threshold: Option<Spanned<bool>>,
     pub(super) metadata: Option<serde_json::Map<String, serde_json::Value>>,
     pub(super) failure: Option<Spanned<String>>,
+    pub(super) record_in_full: Option<bool>,
     pub(super) detailed_metric: Option<bool>,
     pub(super) value_to_metric: Option<bool>,
 }

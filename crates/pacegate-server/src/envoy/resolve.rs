@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pacegate::{Algorithm, Charge, Counter, Limit, PolicyName, Request};
+use pacegate::{Algorithm, Charge, Counter, Excess, Limit, PolicyName, Request};
 use smallvec::SmallVec;
 
 use super::{
@@ -59,9 +59,6 @@ pub(super) struct DescriptorCharges {
     pub(super) range: Range<usize>,
     /// True if the cost exceeds the capacity of a limit, so that its charges are peeks.
     pub(super) is_too_large: bool,
-    /// True if denied hits are counted: the charged limit has one unit more than the real one. A counter that has
-    /// reached it has exceeded the real limit.
-    pub(super) counts_denied: bool,
 }
 
 impl RateLimitRequest {
@@ -224,7 +221,11 @@ impl<'a> ResolvedDescriptor<'a> {
     }
 
     /// Adds its charges.
-    fn add_charges(&'a self, charges: &mut SmallVec<[Charge<'a>; 4]>) -> DescriptorCharges {
+    fn add_charges(
+        &'a self,
+        charges: &mut SmallVec<[Charge<'a>; 4]>,
+        is_independent: bool,
+    ) -> DescriptorCharges {
         let start = charges.len();
         let enforced = !self.is_shadow();
         let mut is_too_large = false;
@@ -232,8 +233,10 @@ impl<'a> ResolvedDescriptor<'a> {
             let key = subject.as_key();
             let charge = |bound: &Bound| Charge::new(policy, key, bound.limit).counter(counter);
             let charge = |bound: &Bound| charge(bound).enforced(enforced).cost(self.cost);
-            charges.extend(bounds.iter().map(charge));
-            is_too_large = bounds.iter().any(|bound| self.exceeds(&bound.limit));
+            charges.extend(
+                bounds.iter().map(charge).map(|charge| self.recorded(charge, is_independent)),
+            );
+            is_too_large = charges[start..].iter().any(|charge| self.exceeds(charge));
         };
         match &self.limits {
             DescriptorLimits::None | DescriptorLimits::Unlimited => {}
@@ -244,7 +247,10 @@ impl<'a> ResolvedDescriptor<'a> {
                 add(*counter, std::slice::from_ref(bound), subject);
             }
             DescriptorLimits::Native(plan) => match self.plan_charges(plan) {
-                Some(planned) => charges.extend(planned),
+                Some(planned) => {
+                    let planned = planned.into_iter();
+                    charges.extend(planned.map(|charge| self.recorded(charge, is_independent)));
+                }
                 None => {
                     is_too_large = true;
                     // A cost of 0 never exceeds a limit.
@@ -255,7 +261,20 @@ impl<'a> ResolvedDescriptor<'a> {
         if is_too_large {
             charges[start..].iter_mut().for_each(|charge| charge.cost = 0);
         }
-        DescriptorCharges { range: start..charges.len(), is_too_large, counts_denied: false }
+        DescriptorCharges { range: start..charges.len(), is_too_large }
+    }
+
+    /// Sets what happens to hits that do not fit. Independent descriptors count them, as envoyproxy/ratelimit does, but
+    /// only in fixed windows, which forget them at their end.
+    fn recorded<'c>(&self, charge: Charge<'c>, is_independent: bool) -> Charge<'c> {
+        let is_window = charge.limit.algorithm() == Algorithm::FixedWindow;
+        if is_independent && is_window && charge.lease == 0 {
+            charge.excess(Excess::Count)
+        } else if self.rule().is_some_and(|rule| rule.record_in_full) {
+            charge.spent()
+        } else {
+            charge
+        }
     }
 
     /// Returns the charges of policies, or `None` if the cost exceeds a capacity. Refunds are capped at the capacity.
@@ -270,42 +289,20 @@ impl<'a> ResolvedDescriptor<'a> {
         }
     }
 
-    /// Returns whether the cost exceeds the capacity of a limit.
-    fn exceeds(&self, limit: &Limit) -> bool {
-        !self.refund && self.cost > limit.capacity() && limit.amount() > 0
+    /// Returns whether the cost exceeds the capacity of a limit, and is not recorded.
+    fn exceeds(&self, charge: &Charge<'_>) -> bool {
+        let Charge { limit, excess, .. } = charge;
+        let is_recorded = excess.under(limit).is_recorded();
+        !self.refund && !is_recorded && self.cost > limit.capacity() && limit.amount() > 0
     }
 }
 
 impl<'a> RequestCharges<'a> {
     pub(super) fn new(resolved: &'a [ResolvedDescriptor<'a>], is_independent: bool) -> Self {
         let mut charges = SmallVec::new();
-        let parts = resolved.iter().map(|resolved| {
-            let mut part = resolved.add_charges(&mut charges);
-            if let ([charge], true) = (&mut charges[part.range.clone()], is_independent) {
-                part.count_denied(charge, resolved.refund);
-            }
-            part
-        });
+        let parts = resolved.iter();
+        let parts = parts.map(|resolved| resolved.add_charges(&mut charges, is_independent));
         let parts = parts.collect();
         Self { charges, parts }
-    }
-}
-
-impl DescriptorCharges {
-    /// Adds a unit to the limit of the only charge, which denied hits then use up. Only a fixed window forgets them at
-    /// its end, as in envoyproxy/ratelimit.
-    fn count_denied(&mut self, charge: &mut Charge<'_>, is_refund: bool) {
-        let limit = &charge.limit;
-        if limit.algorithm() != Algorithm::FixedWindow || charge.lease > 0 {
-            return;
-        }
-        let Ok(limit) = Limit::new(limit.amount() + 1, limit.period()) else { return };
-        self.counts_denied = true;
-        if is_refund {
-            charge.cost = charge.cost.min(limit.capacity());
-        } else if charge.cost > limit.capacity() {
-            (self.is_too_large, charge.cost) = (true, 0);
-        }
-        charge.limit = limit;
     }
 }

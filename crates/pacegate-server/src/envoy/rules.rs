@@ -103,6 +103,8 @@ pub(crate) struct Rule {
     pub(super) replaces: Vec<Box<str>>,
     pub(super) shadow: bool,
     pub(super) quota: bool,
+    /// True if hits that exceed a limit are recorded as debt.
+    pub(super) record_in_full: bool,
     /// Metadata for Envoy.
     pub(super) metadata: Option<Struct>,
 }

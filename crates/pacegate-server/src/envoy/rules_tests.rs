@@ -447,6 +447,38 @@ fn a_directory_is_all_of_its_files_in_order() {
     );
 }
 
+/// The guide lists these files, which envoyproxy/ratelimit accepts.
+#[test]
+fn probable_mistakes_are_rejected_although_envoyproxy_ratelimit_accepts_them() {
+    let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+    for (text, expected) in [
+        (
+            format!("domain: d\ndescriptors: [{{key: 'a*', {limit}}}]"),
+            "`*` in a key matches nothing",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day}}]".into(),
+            "missing `requests_per_unit`",
+        ),
+        (format!("domain: d\ndescriptors: [{{key: a, key: b, {limit}}}]"), "duplicate field `key`"),
+        ("domain: d\n---\ndomain: d".into(), "duplicate domain `d`"),
+        (
+            "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 010}}]"
+                .into(),
+            "expected a whole number",
+        ),
+    ] {
+        let error = error(&text);
+        assert!(error.message.contains(expected), "{text}: {error}");
+    }
+    for accepted in ["'7'", "4294967296"] {
+        let text =
+            "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: N}}]";
+        rules(&text.replace('N', accepted));
+    }
+    rules("domain: d\n---\ndomain: e");
+}
+
 #[test]
 fn missing_rules_are_an_error() {
     let folder = tempfile::tempdir().unwrap();

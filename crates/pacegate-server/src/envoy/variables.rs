@@ -275,7 +275,7 @@ mod tests {
 
     use super::*;
 
-    const GUIDE: &str = "../../docs/guide/envoy.md";
+    const GUIDE: &str = "../../docs/guide/envoy-ratelimit.md";
 
     /// Returns the tables of the guide.
     fn tables() -> String {

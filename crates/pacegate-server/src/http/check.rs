@@ -97,7 +97,7 @@ async fn decide_each(
 /// Returns the only charge of a check that has a single enforced limit and no id.
 fn single_charge<'a>(check: &Check<'_>, limits: &'a CheckLimits<'_, '_>) -> Option<Charge<'a>> {
     match &*limits.charges(check.cost()).ok()? {
-        [charge] if charge.enforced && check.id().is_none() => Some(*charge),
+        [charge] if charge.enforced && check.id().is_none() && !check.is_spent() => Some(*charge),
         _ => None,
     }
 }

@@ -41,6 +41,10 @@ pub(super) struct CheckBody<'a> {
     limit: Option<LimitTexts<'a>>,
     /// Units that the request takes. Default: 1. A cost of 0 is a peek.
     cost: Option<u64>,
+    /// The units are already spent: records them in full, even if they exceed a limit. Later requests wait until the
+    /// debt is paid back. For checks only.
+    #[serde(default)]
+    spent: bool,
     /// Idempotency key: repeated checks with the same id are charged once. For checks only, with a Redis store.
     #[schemars(length(min = 1, max = 128))]
     id: Option<Text<'a>>,
@@ -137,7 +141,7 @@ pub(super) fn parse_query(uri: &Uri) -> Result<Vec<(String, String)>, ProblemDet
 }
 
 impl<'a> CheckBody<'a> {
-    /// Parses the body of an endpoint that is not a check, and so takes no `id`.
+    /// Parses the body of an endpoint that is not a check, and so takes neither `id` nor `spent`.
     pub(super) fn parse_without_id(body: &'a [u8]) -> Result<Self, ProblemDetails> {
         parse::<Self>(body)?.without_id()
     }
@@ -145,6 +149,7 @@ impl<'a> CheckBody<'a> {
     fn without_id(self) -> Result<Self, ProblemDetails> {
         match self.id {
             Some(_) => Err(ProblemDetails::request("`id` is for checks only")),
+            None if self.spent => Err(ProblemDetails::request("`spent` is for checks only")),
             None => Ok(self),
         }
     }
@@ -162,6 +167,7 @@ impl<'a> CheckBody<'a> {
         let (key, limit) = match (&self.key, &self.limit) {
             (None, None) => {
                 let request = self.request(bounds)?.cost(cost);
+                let request = if self.spent { request.spent() } else { request };
                 let request = match id {
                     None => Ok(request),
                     Some(id) => request.id(id),
@@ -182,7 +188,8 @@ impl<'a> CheckBody<'a> {
             return Err(ProblemDetails::request(EITHER_FORM));
         }
         check_length("the key", key, bounds)?;
-        Ok(Check::Inline { key: key.as_bytes(), limits: limit.parse()?, cost, id })
+        let (key, limits) = (key.as_bytes(), limit.parse()?);
+        Ok(Check::Inline { key, limits, cost, id, spent: self.spent })
     }
 
     fn request(&self, bounds: &Bounds) -> Result<Request<'_>, ProblemDetails> {

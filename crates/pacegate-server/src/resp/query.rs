@@ -15,19 +15,21 @@ use crate::{
 pub(super) struct Query<'a> {
     domain: &'a str,
     cost: u64,
+    /// `true` if the cost is already spent.
+    spent: bool,
     id: Option<&'a [u8]>,
     attributes: SmallVec<[(&'a str, &'a [u8]); 8]>,
     inline: Option<(&'a [u8], Limits)>,
 }
 
-const USAGE: &str = "[COST n] [DOMAIN name] [ID text] ATTR name value [name value ...], \
-                     or [COST n] [ID text] KEY key LIMIT limit [LIMIT limit ...]";
+const USAGE: &str = "[COST n | SPENT n] [DOMAIN name] [ID text] ATTR name value [name value ...], \
+                     or [COST n | SPENT n] [ID text] KEY key LIMIT limit [LIMIT limit ...]";
 
 impl<'a> Query<'a> {
     /// Parses the words after the command name.
     pub(super) fn read(words: &[&'a [u8]], bounds: &Bounds) -> Result<Self, CommandError> {
-        let mut query =
-            Self { domain: "", cost: 1, id: None, attributes: SmallVec::new(), inline: None };
+        let (attributes, inline) = (SmallVec::new(), None);
+        let mut query = Self { domain: "", cost: 1, spent: false, id: None, attributes, inline };
         let mut rest = words;
         while let [option, value, after @ ..] = rest {
             if option.eq_ignore_ascii_case(b"ATTR") {
@@ -57,6 +59,8 @@ impl<'a> Query<'a> {
         let is = |name: &str| option.eq_ignore_ascii_case(name.as_bytes());
         if is("COST") {
             self.cost = number("COST", value)?;
+        } else if is("SPENT") {
+            (self.cost, self.spent) = (number("SPENT", value)?, true);
         } else if is("DOMAIN") {
             self.domain = text("the domain", value, bounds)?;
         } else if is("ID") {
@@ -105,16 +109,19 @@ impl<'a> Query<'a> {
 
     /// Turns the query into a peek.
     pub(super) fn peeking(self) -> Self {
-        Self { cost: 0, id: None, ..self }
+        Self { cost: 0, spent: false, id: None, ..self }
     }
 
     /// Returns the check.
     pub(super) fn into_check(self) -> Result<Check<'a>, CommandError> {
-        let Self { domain, cost, id, attributes, inline } = self;
+        let Self { domain, cost, spent, id, attributes, inline } = self;
         if let Some((key, limits)) = inline {
-            return Ok(Check::Inline { key, limits, cost, id });
+            return Ok(Check::Inline { key, limits, cost, id, spent });
         }
         let mut request = Request::new().in_domain(domain).cost(cost);
+        if spent {
+            request = request.spent();
+        }
         for (name, value) in attributes {
             request = request.with(name, value);
         }

@@ -1,38 +1,62 @@
 //! Fixed windows, aligned to the Unix epoch. The state is the start of the window and the units used in it.
 //!
 //! Each window admits at most the amount. Around the boundary of two windows, up to twice the amount can be admitted in
-//! a short time.
+//! a short time. Units that were recorded as debt beyond the amount count in the next windows, until they are paid back.
 
-use super::{Outcome, State};
+use super::{Excess, Outcome, State, excess::periods};
 use crate::{Limit, clock::Timestamp};
 
 /// The current window: its start in microseconds since the epoch, and its used units.
 struct Window {
     start: u64,
     used: u64,
+    /// `true` if the units beyond the amount are carried into the next window. There are such units then.
+    has_debt: bool,
 }
 
-/// Decides `cost` at `now`. After a denial, the client can retry when the window ends.
+/// The bit of the payload that is set if there is debt. Units have fewer bits.
+const DEBT: u64 = 1 << 60;
+
+/// Decides `cost` at `now`. After a denial, the client can retry when the window ends, or when its debt is paid.
 #[inline]
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let window = Window::at(limit, *state, now);
     let free = limit.amount().saturating_sub(window.used);
     let until_end = window.start + limit.period_micros() - now;
     if cost.max(1) > free {
-        let reset_after = window.reset_after(until_end);
-        return Outcome::refused(free, until_end, reset_after);
+        let reset_after = window.reset_after(limit, until_end);
+        let retry_after = window.retry_after(limit, until_end, cost.max(1));
+        return Outcome::refused(free, retry_after, reset_after);
     }
-    let next = Window { start: window.start, used: window.used + cost };
+    let next = Window { used: window.used + cost, has_debt: false, ..window };
     if cost > 0 {
         *state = next.state(limit);
     }
-    Outcome::taken(free - cost, next.reset_after(until_end))
+    Outcome::taken(free - cost, next.reset_after(limit, until_end))
 }
 
-/// Returns the state with up to `cost` fewer used units. Units of earlier windows are not refunded.
+/// Returns the state with up to `cost` fewer used units. Units of earlier windows are not refunded, except debt.
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
     let window = Window::at(limit, state, now);
-    Window { start: window.start, used: window.used.saturating_sub(cost) }.state(limit)
+    let used = window.used.saturating_sub(cost);
+    Window { used, has_debt: window.has_debt && used > limit.amount(), ..window }.state(limit)
+}
+
+/// Returns the used units.
+pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
+    Window::at(limit, state, now).used
+}
+
+/// Returns the state with `units` more, which exceed the amount. Debt does not include excess that was only counted.
+pub(super) fn add(limit: &Limit, state: State, now: u64, units: u64, excess: Excess) -> State {
+    let window = Window::at(limit, state, now);
+    let is_debt = matches!(excess, Excess::Debt { .. });
+    let used = match window.has_debt {
+        false if is_debt => window.used.min(limit.amount()) + units,
+        _ => window.used + units,
+    };
+    let has_debt = (window.has_debt || is_debt) && used > limit.amount();
+    Window { used, has_debt, ..window }.state(limit)
 }
 
 impl Window {
@@ -40,25 +64,69 @@ impl Window {
     /// the first charge of a window needs a division.
     #[inline]
     fn at(limit: &Limit, state: State, now: u64) -> Self {
-        let (start, used) = (state.at().as_micros(), state.payload() as u64);
+        let (start, (used, has_debt)) = (state.at().as_micros(), unpack(state.payload()));
         let period = limit.period_micros();
         if now - start < period {
-            Self { start, used }
+            Self { start, used, has_debt }
         } else {
-            Self { start: now - now % period, used: 0 }
+            let used = if has_debt { rest(limit, used, (now - start) / period) } else { 0 };
+            Self { start: now - now % period, used, has_debt: used > limit.amount() }
         }
     }
 
-    /// Returns the state to store. It expires at the end of the window.
+    /// Returns the state to store. It expires at the end of the window, or when the debt is paid.
     #[inline]
     fn state(&self, limit: &Limit) -> State {
         let at = Timestamp::from_micros(self.start);
-        State::new(at, limit.period_micros(), u128::from(self.used))
+        State::new(at, lifetime(limit, self.used, self.has_debt), pack(self.used, self.has_debt))
     }
 
-    /// Returns the microseconds until all units are free: the rest of the window, or 0 if none is used.
+    /// Returns the microseconds until `cost` fits, if it does not fit now.
     #[inline]
-    fn reset_after(&self, until_end: u64) -> u64 {
-        if self.used > 0 { until_end } else { 0 }
+    fn retry_after(&self, limit: &Limit, until_end: u64, cost: u64) -> u64 {
+        if !self.has_debt {
+            return until_end;
+        }
+        let windows = (self.used + cost - limit.amount()).div_ceil(limit.amount());
+        until_end + periods(limit, windows - 1)
     }
+
+    /// Returns the microseconds until all units are free: the rest of the window, and those that pay the debt. 0 if none
+    /// is used.
+    #[inline]
+    fn reset_after(&self, limit: &Limit, until_end: u64) -> u64 {
+        match self.used {
+            0 => 0,
+            used if self.has_debt => until_end + periods(limit, used.div_ceil(limit.amount()) - 1),
+            _ => until_end,
+        }
+    }
+}
+
+/// Returns the debt that is left of `used` units after this many windows.
+#[cold]
+fn rest(limit: &Limit, used: u64, windows: u64) -> u64 {
+    used.saturating_sub(windows.saturating_mul(limit.amount()))
+}
+
+/// Returns the microseconds from the start of the window until its units no longer count.
+#[inline]
+pub(super) fn lifetime(limit: &Limit, used: u64, has_debt: bool) -> u64 {
+    match has_debt {
+        true => periods(limit, used.div_ceil(limit.amount().max(1)).max(1)),
+        false => limit.period_micros(),
+    }
+}
+
+/// Packs the used units and `true` if there is debt. Reversed by [`unpack`].
+#[inline]
+pub(super) fn pack(used: u64, has_debt: bool) -> u128 {
+    u128::from(used & (DEBT - 1) | if has_debt { DEBT } else { 0 })
+}
+
+/// Returns the used units, and `true` if there is debt.
+#[inline]
+pub(super) fn unpack(payload: u128) -> (u64, bool) {
+    let payload = payload as u64;
+    (payload & (DEBT - 1), payload & DEBT != 0)
 }

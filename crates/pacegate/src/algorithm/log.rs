@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::Outcome;
+use super::{Excess, Outcome, excess};
 use crate::Limit;
 
 /// Entries, sorted by time.
@@ -39,6 +39,38 @@ impl Log {
         let reset_after =
             if cost > 0 { limit.period_micros() } else { self.reset_after(limit, now) };
         Outcome::taken(free - cost, reset_after)
+    }
+
+    /// Evaluates `cost` at `now`, and treats a cost that does not fit by `excess`. Returns the outcome and the units to
+    /// [take](Self::take).
+    pub(crate) fn charge(
+        &self,
+        limit: &Limit,
+        now: u64,
+        cost: u64,
+        excess: Excess,
+    ) -> (Outcome, u64) {
+        if !excess.is_recorded() || cost <= limit.capacity() {
+            let outcome = self.evaluate(limit, now, cost);
+            if outcome.is_admitted() {
+                return (outcome, cost);
+            }
+            if !excess.is_recorded() {
+                return (outcome, 0);
+            }
+        }
+        let used: u64 = self.live(limit, now).map(|entry| entry.cost).sum();
+        if excess == Excess::Count && cost == 0 && used <= limit.capacity() {
+            return (Outcome::taken(0, self.reset_after(limit, now)), 0);
+        }
+        let units = excess::units(limit, used, cost, excess);
+        let (period, reset_after) = (limit.period_micros(), self.reset_after(limit, now));
+        // Until one unit fits. The recorded units are the last to expire.
+        let expires =
+            self.frees_after(limit, now, (used + units + 1).saturating_sub(limit.amount()));
+        let reset_after = if units > 0 { period } else { reset_after };
+        let remaining = excess::free_before(limit, used, excess);
+        (Outcome::refused(remaining, expires.min(period), reset_after), units)
     }
 
     /// Takes `cost` units at `now` as permit `id`, 0 in a sliding log.

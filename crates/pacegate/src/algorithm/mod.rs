@@ -5,11 +5,12 @@
 //! to ensure that steps on a key do not run concurrently. The state contains its window. A store removes a
 //! state after its lifetime only to free memory; that never ends a window.
 //!
-//! Common rules: a denied cost changes nothing; cost 0 checks whether one unit would be admitted; if the
+//! Common rules: a denied cost changes nothing, unless its [`Excess`] is recorded; cost 0 checks whether one unit would be admitted; if the
 //! clock has stepped back, the state is first moved back too, so that the wait is never longer than if
 //! everything had been used just now.
 
 mod custom;
+mod excess;
 pub(crate) mod fixed_window;
 pub(crate) mod log;
 mod outcome;
@@ -21,11 +22,13 @@ pub(crate) mod token_bucket;
 use crate::{Limit, clock::Timestamp};
 
 pub use custom::{Custom, CustomAlgorithm};
+pub use excess::Excess;
 pub use outcome::{Origin, Outcome};
 pub use state::State;
 
 pub(crate) use crate::limit::micros;
 pub use crate::limit::{Algorithm, UnknownAlgorithm};
+pub(crate) use excess::charge;
 
 /// `retry_after` of a denial that waiting does not end.
 pub(crate) const NEVER: u64 = u64::MAX;

@@ -1,6 +1,6 @@
 //! Converts a [`State`] to three integers, for stores whose numbers are doubles.
 
-use super::{Algorithm, State, sliding_window, token_bucket};
+use super::{Algorithm, State, fixed_window, sliding_window, token_bucket};
 use crate::{Limit, clock::Timestamp};
 
 /// Size of the two parts of a custom algorithm's payload.
@@ -11,7 +11,7 @@ impl State {
     ///
     /// | algorithm | words |
     /// |---|---|
-    /// | fixed-window | start of the window, units used in it, 0 |
+    /// | fixed-window | start of the window, units used in it, and 1 if units beyond the amount are debt |
     /// | sliding-window | start of the window, units used in it, units used in the one before |
     /// | token-bucket | instant, whole tokens owed, and the rest of the debt in parts of `period` |
     /// | custom | instant, and the payload and lifetime in two opaque parts |
@@ -22,7 +22,10 @@ impl State {
     pub fn to_words(self, limit: &Limit) -> [u64; 3] {
         let (at, payload) = (self.at().as_micros(), self.payload());
         let (first, second) = match limit.algorithm() {
-            Algorithm::FixedWindow => (used(payload), 0),
+            Algorithm::FixedWindow => {
+                let (used, has_debt) = fixed_window::unpack(payload);
+                (used.min(Limit::MAX_AMOUNT), u64::from(has_debt))
+            }
             Algorithm::SlidingWindow => sliding_window::unpack(payload),
             Algorithm::TokenBucket => {
                 let period = u128::from(limit.period_micros());
@@ -47,7 +50,11 @@ impl State {
         }
         let [at, first, second] = words;
         let (lifetime, payload) = match limit.algorithm() {
-            Algorithm::FixedWindow => (limit.period_micros(), u128::from(first)),
+            Algorithm::FixedWindow => {
+                let (used, has_debt) = (first.min(Limit::MAX_AMOUNT), second > 0);
+                let lifetime = fixed_window::lifetime(limit, used, has_debt);
+                (lifetime, fixed_window::pack(used, has_debt))
+            }
             Algorithm::SlidingWindow => {
                 let [current, previous] =
                     [first, second].map(|count| count.min(sliding_window::MAX_AMOUNT));
@@ -67,10 +74,6 @@ impl State {
         };
         Self::new(Timestamp::from_micros(at), lifetime, payload)
     }
-}
-
-fn used(payload: u128) -> u64 {
-    u64::try_from(payload).map_or(Limit::MAX_AMOUNT, |used| used.min(Limit::MAX_AMOUNT))
 }
 
 fn low_half(word: u64) -> u64 {

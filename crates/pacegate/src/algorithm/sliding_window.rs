@@ -48,6 +48,18 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     next.state(limit)
 }
 
+/// Returns the used units, rounded up.
+pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
+    let windows = Windows::at(limit, state, now);
+    windows.used(limit, now - windows.start)
+}
+
+/// Returns the state with `units` more in the current window.
+pub(super) fn add(limit: &Limit, state: State, now: u64, units: u64) -> State {
+    let windows = Windows::at(limit, state, now);
+    Windows { current: windows.current + units, ..windows }.state(limit)
+}
+
 impl Windows {
     /// Returns the windows at `now`, which is not before the state.
     fn at(limit: &Limit, state: State, now: u64) -> Self {
@@ -69,13 +81,16 @@ impl Windows {
         State::new(Timestamp::from_micros(self.start), 2 * limit.period_micros(), payload)
     }
 
-    /// Returns the whole free units: the amount, minus the current window, minus the weighted previous one,
-    /// rounded up.
+    /// Returns the whole free units.
     fn free(&self, limit: &Limit, elapsed: u64) -> u64 {
+        limit.amount().saturating_sub(self.used(limit, elapsed))
+    }
+
+    /// Returns the units of the current window, plus the weighted ones of the previous window, rounded up.
+    fn used(&self, limit: &Limit, elapsed: u64) -> u64 {
         let weight = u128::from(limit.period_micros() - elapsed);
         let overlap = u128::from(self.previous) * weight;
-        let weighted = overlap.div_ceil(u128::from(limit.period_micros())) as u64;
-        limit.amount().saturating_sub(self.current + weighted)
+        self.current + overlap.div_ceil(u128::from(limit.period_micros())) as u64
     }
 
     /// Returns the time until the previous window has faded enough: in the current window, or else in the

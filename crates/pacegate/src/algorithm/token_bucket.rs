@@ -38,6 +38,19 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
+/// Returns the tokens missing from a full bucket, rounded up.
+pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
+    let token = u128::from(limit.period_micros());
+    divide(debt_at(limit, state, now) + token - 1, limit.period_micros())
+}
+
+/// Returns the state with `tokens` more missing.
+pub(super) fn add(limit: &Limit, state: State, now: u64, tokens: u64) -> State {
+    let more = u128::from(tokens) * u128::from(limit.period_micros());
+    let debt = (debt_at(limit, state, now) + more).min(State::MAX_PAYLOAD);
+    State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
+}
+
 /// Returns the microseconds for which a debt has to be stored: until it has drained. An amount of 0 never drains.
 pub(super) fn lifetime(limit: &Limit, debt: u128) -> u64 {
     if limit.amount() == 0 { super::NEVER } else { drain_time(limit, debt) }

@@ -91,8 +91,8 @@ impl Evaluator {
             ids.push(batch.with_key(place, |key| self.memory.identity(&limit.scope, key)));
         }
         let slot = |place: usize, id| {
-            let (BoundLimit { scope, limit, .. }, cost, permit) = batch.charge(place);
-            Slot { scope, id, limit, cost, permit, enforced: true }
+            let (BoundLimit { scope, limit, excess, .. }, cost, permit) = batch.charge(place);
+            Slot { scope, id, limit, cost, permit, enforced: true, excess: *excess }
         };
         let tally = self.meter.tally();
         let mut sampled = ArrayVec::<_, BATCH>::new();

@@ -129,7 +129,10 @@ impl Plan<'_> {
         for PolicyMatch { entries, key, .. } in &self.matches {
             for entry in &self.policies.limit_entries()[entries.clone()] {
                 let charge = self.charge(entry, key.as_ref(), cost);
-                let max = max_cost(&charge.limit, charge.max_cost);
+                let max = match charge.excess.under(&charge.limit).is_recorded() {
+                    true => charge.max_cost,
+                    false => max_cost(&charge.limit, charge.max_cost),
+                };
                 if cost > max && charge.enforced {
                     return Err(CostError { cost, policy: charge.policy, max });
                 }
@@ -153,6 +156,8 @@ impl Plan<'_> {
             max_cost: policy.max_cost.unwrap_or(u64::MAX),
             enforced: entry.enforced,
             lease: entry.lease,
+            excess: policy.excess(&entry.limit),
+            max_debt: policy.max_debt_of(&entry.limit),
             ..Charge::new(entry.name, key, entry.limit)
         }
     }

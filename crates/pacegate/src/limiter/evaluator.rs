@@ -69,6 +69,9 @@ impl Evaluator {
                 limit: entry.limit,
                 scope: memory.scope(entry.name, entry.counter, &entry.limit),
                 max_cost: max_cost(&entry.limit, policy.max_cost.unwrap_or(u64::MAX)),
+                max_recorded: policy.max_cost.unwrap_or(u64::MAX),
+                excess: policy.excess(&entry.limit).under(&entry.limit),
+                max_debt: policy.max_debt_of(&entry.limit),
                 enforced: entry.enforced,
                 lease: entry.lease,
                 failure: policy.failure,
@@ -179,6 +182,9 @@ impl Evaluator {
             limit: charge.limit,
             scope,
             max_cost: max_cost(&charge.limit, charge.max_cost),
+            max_recorded: charge.max_cost,
+            excess: charge.excess.under(&charge.limit),
+            max_debt: charge.max_debt,
             enforced: charge.enforced,
             lease: charge.lease,
             failure: charge.failure.unwrap_or_else(|| self.policies.failure_of(charge.policy)),
@@ -210,6 +216,8 @@ impl Evaluator {
             permit: charge.permit,
             lease,
             failure: Some(failure),
+            excess: charge.excess,
+            max_debt: charge.limit.max_debt,
         }
     }
 }
@@ -242,7 +250,7 @@ impl Evaluator {
     #[inline]
     pub(super) fn check_key(&self, key: KeyRef<'_>, cost: u64) -> Result<Decision, CostError> {
         if let Some(single) = self.single() {
-            single.check_cost(cost)?;
+            single.check_cost(cost, single.excess)?;
             return Ok(self.check_single(single, key, cost));
         }
         self.with_key(key, cost, 0, |charges| Ok(self.check(&Resolved::new(charges, false)?)))
@@ -294,6 +302,7 @@ impl Evaluator {
             cost: charge.cost,
             permit: charge.permit,
             enforced: limit.enforced,
+            excess: charge.excess,
         }
     }
 }

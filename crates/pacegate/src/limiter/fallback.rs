@@ -7,7 +7,7 @@ use super::{
     resolve::{Resolved, ResolvedCharge},
 };
 use crate::{
-    Limit,
+    Excess, Limit,
     algorithm::{NEVER, Outcome},
     policy::FailureMode,
     store::memory::Slot,
@@ -19,7 +19,8 @@ impl Evaluator {
         let sent = resolved.sent();
         let shares: SmallVec<[Option<Limit>; 4]> = sent.iter().map(local_share).collect();
         let counted = sent.iter().zip(&shares).filter_map(|(charge, share)| {
-            Some(Slot { limit: share.as_ref()?, ..self.slot(charge) })
+            let (limit, slot) = (share.as_ref()?, self.slot(charge));
+            Some(Slot { limit, excess: local_excess(slot.excess, limit), ..slot })
         });
         let counted: SmallVec<[Slot<'_>; 4]> = counted.collect();
         let (charged, now) = self.memory.charge_all(&counted);
@@ -42,8 +43,18 @@ fn local_share(charge: &ResolvedCharge<'_>) -> Option<Limit> {
         FailureMode::Closed => Some(nothing),
         FailureMode::Local { numerator, denominator } => {
             let share = limit.share(numerator, denominator);
-            Some(if charge.cost > share.capacity() { nothing } else { share })
+            let is_too_large = charge.cost > share.capacity() && !charge.excess.is_recorded();
+            Some(if is_too_large { nothing } else { share })
         }
+    }
+}
+
+/// Returns the treatment of an excess by a share: at most one share is recorded as debt. `closed` records nothing.
+fn local_excess(excess: Excess, share: &Limit) -> Excess {
+    match excess {
+        _ if share.amount() == 0 => Excess::Reject,
+        Excess::Debt { max } => Excess::Debt { max: max.min(share.capacity()) }.under(share),
+        other => other.under(share),
     }
 }
 

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::resolve::{ResolvedCharge, ResolvedCharges};
 use crate::{
-    Counter, KeyRef, Limit, Outcomes, PolicyName,
+    Counter, Excess, KeyRef, Limit, Outcomes, PolicyName,
     algorithm::{NEVER, Outcome},
     policy::FailureMode,
 };
@@ -23,7 +23,7 @@ pub(super) struct MergedCharges<'a> {
 }
 
 /// Everything but the cost: charges that agree in it are merged.
-type MergeKey<'a> = (PolicyName, Counter, KeyRef<'a>, Limit, u128, bool, FailureMode);
+type MergeKey<'a> = (PolicyName, Counter, KeyRef<'a>, Limit, u128, bool, FailureMode, Excess);
 
 /// An index of the merged charges, for lists that are too long to search.
 type MergeIndex<'a> = Option<HashMap<MergeKey<'a>, usize>>;
@@ -80,10 +80,10 @@ impl<'a> MergedCharges<'a> {
             Some(index) => index.get(&key).copied(),
             None => self.charges.iter().position(is_same),
         };
-        let fits = charge.limit.check_cost(charge.cost).is_ok();
+        let fits = charge.check_cost().is_ok();
         if let Some(place) = same {
             let sum = self.charges[place].cost.saturating_add(charge.cost);
-            if fits && charge.limit.can_hold(sum) {
+            if fits && charge.can_take(sum) {
                 self.charges[place].cost = sum;
                 return Some(place);
             }
@@ -151,5 +151,5 @@ fn merge_key<'a>(charge: &ResolvedCharge<'a>) -> MergeKey<'a> {
     let limit = charge.limit;
     let of_limit = (limit.policy, limit.counter, limit.limit, limit.enforced, limit.failure);
     let (policy, counter, limit, enforced, failure) = of_limit;
-    (policy, counter, charge.key, limit, charge.permit, enforced, failure)
+    (policy, counter, charge.key, limit, charge.permit, enforced, failure, charge.excess)
 }

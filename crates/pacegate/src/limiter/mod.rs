@@ -38,7 +38,11 @@ pub(crate) use permit_id::new_permit_id;
 pub use shared::{CheckError, SharedLimiter};
 pub use wait::{Wait, WaitError};
 
-use self::{evaluator::Evaluator, resolve::Resolved, wait_queue::WaitQueue};
+use self::{
+    evaluator::Evaluator,
+    resolve::{Resolved, spent},
+    wait_queue::WaitQueue,
+};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
@@ -297,7 +301,11 @@ impl Limiter {
     fn check_request_cost(&self, request: &Request<'_>, cost: u64) -> Result<Decision, CostError> {
         let evaluator = self.evaluator();
         let plan = evaluator.policies.plan(request);
-        Ok(evaluator.check(&Resolved::new(evaluator.charges_of(&plan, cost, 0), false)?))
+        let mut charges = evaluator.charges_of(&plan, cost, 0);
+        if request.is_spent() && cost > 0 {
+            charges = spent(charges);
+        }
+        Ok(evaluator.check(&Resolved::new(charges, false)?))
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.

@@ -7,7 +7,7 @@ use super::{
     permit_id::new_permit_id,
 };
 use crate::{
-    Algorithm, Charge, CostError, Counter, KeyRef, Limit, Outcomes, PolicyName,
+    Algorithm, Charge, CostError, Counter, Excess, KeyRef, Limit, Outcomes, PolicyName,
     policy::FailureMode, store::memory::identity::Scope,
 };
 
@@ -21,6 +21,11 @@ pub(super) struct BoundLimit {
     pub(super) scope: Scope,
     /// The highest cost that can ever be admitted.
     pub(super) max_cost: u64,
+    /// The highest cost that the policy accepts: that of a charge which is recorded in full.
+    pub(super) max_recorded: u64,
+    /// The treatment of a cost that does not fit, as it applies [under](Excess::under) the limit.
+    pub(super) excess: Excess,
+    pub(super) max_debt: u64,
     pub(super) enforced: bool,
     pub(super) lease: u64,
     pub(super) failure: FailureMode,
@@ -36,6 +41,7 @@ pub(super) struct ResolvedCharge<'a> {
     pub(super) cost: u64,
     /// The id of the permit; 0 without one.
     pub(super) permit: u128,
+    pub(super) excess: Excess,
     /// The tag of an explicit charge. `None`: the tag that the policy derives from the key.
     pub(super) tag: Option<&'a KeyRef<'a>>,
 }
@@ -53,18 +59,14 @@ pub(super) struct Resolved<'a> {
 }
 
 impl BoundLimit {
-    /// Returns an error if the cost can never be admitted.
+    /// Returns an error if the cost can never be admitted, nor recorded.
     #[inline]
-    pub(super) fn check_cost(&self, cost: u64) -> Result<(), CostError> {
-        if cost <= self.max_cost {
+    pub(super) fn check_cost(&self, cost: u64, excess: Excess) -> Result<(), CostError> {
+        let max = if excess.is_recorded() { self.max_recorded } else { self.max_cost };
+        if cost <= max {
             return Ok(());
         }
-        Err(CostError { cost, policy: self.policy, max: self.max_cost })
-    }
-
-    /// Returns `true` if the limit could hold this many units at once. An amount of 0 holds, and denies, any cost.
-    pub(super) fn can_hold(&self, units: u64) -> bool {
-        self.limit.amount() == 0 || units <= self.limit.capacity()
+        Err(CostError { cost, policy: self.policy, max })
     }
 
     /// Returns `true` if the units are permits, which their holders return.
@@ -72,6 +74,11 @@ impl BoundLimit {
     pub(super) fn has_permits(&self) -> bool {
         self.limit.algorithm() == Algorithm::Concurrency
     }
+}
+
+/// Marks the units of charges as already spent. Concurrency limits do not apply to such units.
+pub(super) fn spent(charges: ResolvedCharges<'_>) -> ResolvedCharges<'_> {
+    charges.into_iter().filter_map(ResolvedCharge::spent).collect()
 }
 
 /// Returns the highest cost that a limit can ever admit, given the maximum cost of its policy.
@@ -84,13 +91,31 @@ impl<'a> ResolvedCharge<'a> {
     #[inline]
     pub(super) fn new(limit: &'a BoundLimit, key: KeyRef<'a>, cost: u64, permit: u128) -> Self {
         let permit = if limit.has_permits() { permit } else { 0 };
-        Self { limit, key, cost, permit, tag: None }
+        Self { limit, key, cost, permit, excess: limit.excess, tag: None }
     }
 
     /// Binds an explicit charge to its limit.
     pub(super) fn of_charge(limit: &'a BoundLimit, charge: &'a Charge<'a>) -> Self {
         let Charge { key, cost, permit, ref tag, .. } = *charge;
-        Self { limit, key, cost, permit, tag: Some(tag) }
+        Self { limit, key, cost, permit, excess: limit.excess, tag: Some(tag) }
+    }
+
+    /// Marks the units as already spent. `None` if the limit does not apply to such units.
+    pub(super) fn spent(self) -> Option<Self> {
+        let excess = Excess::Debt { max: self.limit.max_debt }.under(&self.limit.limit);
+        (!self.limit.has_permits()).then_some(Self { excess, ..self })
+    }
+
+    /// Returns an error if the cost can never be admitted, nor recorded.
+    #[inline]
+    pub(super) fn check_cost(&self) -> Result<(), CostError> {
+        self.limit.check_cost(self.cost, self.excess)
+    }
+
+    /// Returns `true` if the limit could take this many units at once. An amount of 0 denies any cost.
+    pub(super) fn can_take(&self, units: u64) -> bool {
+        let limit = &self.limit.limit;
+        self.excess.is_recorded() || limit.amount() == 0 || units <= limit.capacity()
     }
 }
 
@@ -102,7 +127,7 @@ impl<'a> Resolved<'a> {
     pub(super) fn new(charges: ResolvedCharges<'a>, may_repeat: bool) -> Result<Self, CostError> {
         let mut fits = true;
         for charge in &charges {
-            match charge.limit.check_cost(charge.cost) {
+            match charge.check_cost() {
                 Err(error) if charge.limit.enforced => return Err(error),
                 checked => fits &= checked.is_ok(),
             }

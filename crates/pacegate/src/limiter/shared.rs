@@ -12,13 +12,12 @@ use super::{
     join::join_all,
     permit::UnansweredPermits,
     permit_id::new_permit_id,
-    resolve::{Resolved, ResolvedCharge, ResolvedCharges},
+    resolve::{Resolved, ResolvedCharge, ResolvedCharges, spent},
     wait_queue::WaitQueue,
 };
 use crate::{
     Charge, CostError, Decision, Key, Limit, MemoryStore, Outcomes, PolicyName, PolicySet, Reply,
-    Request, Stats, Store, StoreError, Task, Update,
-    policy::{FailureMode, PolicyMatch},
+    Request, Stats, Store, StoreError, Task, Update, policy::FailureMode,
 };
 
 /// A rate limiter over any [`Store`].
@@ -177,7 +176,7 @@ impl SharedLimiter {
         };
         if !evaluator.is_direct() {
             let plan = key.with(|key| evaluator.plan_key(key));
-            return self.check_plan(&plan, cost, None).await;
+            return self.check_charges(evaluator.charges_of(&plan, cost, 0), None).await;
         }
         // Resolved again after the answer, so that only the key and the reply live across the wait.
         let permit = new_permit_if(evaluator.direct_has_permits());
@@ -281,23 +280,26 @@ impl SharedLimiter {
     /// ```
     pub async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         let plan = self.evaluator.policies.plan(request);
-        self.check_plan(&plan, request.units(), request.id_bytes()).await
+        let charges = self.evaluator.charges_of(&plan, request.units(), 0);
+        let is_spent = request.is_spent() && request.units() > 0;
+        let charges = if is_spent { spent(charges) } else { charges };
+        self.check_charges(charges, request.id_bytes()).await
     }
 
     /// Returns the decision for one unit of a request, without charging it. The cost and the id of the request are
     /// ignored.
     pub async fn peek_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
-        self.check_plan(&self.evaluator.policies.plan(request), 0, None).await
+        let plan = self.evaluator.policies.plan(request);
+        self.check_charges(self.evaluator.charges_of(&plan, 0, 0), None).await
     }
 
-    /// Charges the limits of a plan, and records the decision.
-    async fn check_plan(
+    /// Decides the charges of a plan, and records the decision.
+    async fn check_charges(
         &self,
-        plan: &[PolicyMatch],
-        cost: u64,
+        charges: ResolvedCharges<'_>,
         id: Option<&[u8]>,
     ) -> Result<Decision, CheckError> {
-        let mut resolved = Resolved::new(self.evaluator.charges_of(plan, cost, 0), false)?;
+        let mut resolved = Resolved::new(charges, false)?;
         if self.store.is_some() {
             resolved.fill_permits();
         }

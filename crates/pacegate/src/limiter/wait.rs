@@ -18,7 +18,7 @@ use super::{
     wait_queue::{Entered, Full},
 };
 use crate::{
-    Charge, CostError, Decision, Key, Limit, PolicyName, Request, StoreError, Timestamp,
+    Charge, CostError, Decision, Excess, Key, Limit, PolicyName, Request, StoreError, Timestamp,
     algorithm::NEVER, store::memory::identity::Identity,
 };
 
@@ -274,13 +274,15 @@ impl SharedLimiter {
     /// Waits until the charges are admitted, and records the result. `permits`: the caller releases the permits.
     async fn wait(
         &self,
-        charges: ResolvedCharges<'_>,
+        mut charges: ResolvedCharges<'_>,
         wait: Wait,
         permits: bool,
     ) -> Result<Waited, WaitError> {
         let evaluator = &*self.evaluator;
         let deadline = evaluator.elapsed().saturating_add(wait.timeout);
         let Some(queue) = evaluator.queue_of(&charges) else { return Ok(Waited::unlimited()) };
+        // Only the attempt that is admitted is recorded.
+        charges.iter_mut().for_each(|charge| charge.excess = Excess::Reject);
         let resolved = Resolved::new(charges, false)?;
         // A store identifies units by their ids.
         let permits = permits || self.store.is_some();

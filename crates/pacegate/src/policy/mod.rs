@@ -38,7 +38,7 @@ mod words;
 
 use std::{borrow::Cow, num::NonZeroU32, time::Duration};
 
-use crate::{Counter, KeyRef, Limit, ParseLimitError, Request};
+use crate::{Counter, Excess, KeyRef, Limit, ParseLimitError, Request};
 
 pub use glob::{Glob, GlobError};
 pub use lease::{Lease, ParseLeaseError};
@@ -98,6 +98,11 @@ pub struct Policy {
     pub failure: FailureMode,
     /// The maximum cost of one request, if it is less than the capacity. `None`: the capacity of the limits.
     pub max_cost: Option<u64>,
+    /// `true` if every charge is recorded in full, even if it exceeds a limit, because its units have already been
+    /// spent. See [`Policy::record_in_full`].
+    pub record_in_full: bool,
+    /// The maximum debt, in units beyond the capacity of each limit. `None`: the capacity.
+    pub max_debt: Option<u64>,
     /// The tag that selects the server of a counter on a cluster.
     pub tag: Tag,
     /// Units that a store may reserve in advance for this process; for fixed and sliding windows only. Leases never
@@ -236,6 +241,8 @@ impl Policy {
             mode: Mode::default(),
             failure: FailureMode::default(),
             max_cost: None,
+            record_in_full: false,
+            max_debt: None,
             tag: Tag::default(),
             lease: None,
             invalid,
@@ -324,6 +331,37 @@ impl Policy {
     #[must_use]
     pub fn max_cost(self, max_cost: u64) -> Self {
         Self { max_cost: Some(max_cost), ..self }
+    }
+
+    /// Records every charge in full, even if it exceeds a limit. Default: a charge that does not fit takes nothing.
+    ///
+    /// For units that have already been spent, such as the tokens of an answer. Check with a cost of 0 before, and
+    /// charge the units afterwards: units beyond a limit become [debt](crate::Excess::Debt), which later requests wait
+    /// for. To record only some requests in full, use [`Request::spent`](crate::Request::spent) instead.
+    #[must_use]
+    pub fn record_in_full(self) -> Self {
+        Self { record_in_full: true, ..self }
+    }
+
+    /// Sets the maximum debt, in units beyond the capacity of each limit. Default: the capacity.
+    ///
+    /// Units above it are not recorded. It bounds the time for which a key is denied.
+    #[must_use]
+    pub fn max_debt(self, units: u64) -> Self {
+        Self { max_debt: Some(units), ..self }
+    }
+
+    /// Returns the treatment of a cost that does not fit one of the policy's limits.
+    pub(crate) fn excess(&self, limit: &Limit) -> Excess {
+        match self.record_in_full {
+            true => Excess::Debt { max: self.max_debt_of(limit) },
+            false => Excess::Reject,
+        }
+    }
+
+    /// Returns the maximum debt of one of the policy's limits.
+    pub(crate) fn max_debt_of(&self, limit: &Limit) -> u64 {
+        self.max_debt.unwrap_or_else(|| limit.capacity())
     }
 
     /// Tags counters by the value of `attribute`, one of the [`per`](Self::per) attributes. See [`Tag`].

@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    Algorithm, Key, KeyBuf, KeyRef, Limit,
+    Algorithm, Excess, Key, KeyBuf, KeyRef, Limit,
     policy::{FailureMode, PolicyName},
 };
 
@@ -28,11 +28,13 @@ pub use reply::{Outcomes, PendingReply, Reply};
 ///
 /// - **Atomic.** The charges of one call are decided and written in one step.
 /// - **All or nothing.** If any [enforced](Charge::enforced) charge does not fit, none is taken. A charge that is not
-///   enforced is taken if it fits and all enforced charges fit; it never denies.
+///   enforced is taken if it fits and all enforced charges fit; it never denies. A charge whose [`Excess`] is recorded
+///   is always taken, even if it or another charge denies the request.
 /// - **On one clock.** Time comes from the store, not from the caller.
-/// - **Unchanged by denials.** A denied charge and a cost of 0 change nothing.
+/// - **Unchanged by denials.** A denied charge changes nothing, unless its excess is recorded. A cost of 0 changes nothing.
 ///
-/// Limiters check costs before: no cost is above the capacity of its limit, unless the amount is 0, which denies.
+/// Limiters check costs before: no cost is above the capacity of its limit, unless the amount is 0, which denies, or the
+/// excess is recorded.
 ///
 /// Calls start at once and return a [`Reply`]. A reply may borrow the store, but not the charges: encode the command,
 /// send it, and return a future for the answer. A reply that is dropped before it is polled may have charged.
@@ -183,6 +185,10 @@ pub struct Charge<'a> {
     pub lease: u64,
     /// The failure mode for this charge. `None`: that of the policy. Used by limiters, not by stores.
     pub failure: Option<FailureMode>,
+    /// The treatment of a cost that does not fit.
+    pub excess: Excess,
+    /// The maximum debt of [`Charge::spent`], in units beyond the capacity.
+    pub max_debt: u64,
 }
 
 impl<'a> Charge<'a> {
@@ -207,6 +213,8 @@ impl<'a> Charge<'a> {
             permit: 0,
             lease: 0,
             failure: None,
+            excess: Excess::Reject,
+            max_debt: limit.capacity(),
         }
     }
 
@@ -244,13 +252,36 @@ impl<'a> Charge<'a> {
         Self { enforced, ..self }
     }
 
+    /// Sets the treatment of a cost that does not fit. Default: [`Excess::Reject`].
+    #[must_use]
+    pub fn excess(self, excess: Excess) -> Self {
+        Self { excess, ..self }
+    }
+
+    /// Marks the units as already spent: they are recorded in full, and units beyond the limit become debt, up to
+    /// [`max_debt`](Self::max_debt).
+    ///
+    /// ```
+    /// use pacegate::{Charge, Limit, Limiter};
+    ///
+    /// let limiter = Limiter::memory(Limit::per_second(1));
+    /// let tokens = Charge::new("tokens".parse()?, "alice", Limit::per_hour(1_000));
+    /// assert!(!limiter.charges().check(&[tokens.cost(1_200).spent()])?.is_allowed(), "200 too many");
+    /// assert!(!limiter.charges().check(&[tokens])?.is_allowed(), "and they are recorded");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn spent(self) -> Self {
+        Self { excess: Excess::Debt { max: self.max_debt }, ..self }
+    }
+
     /// Returns `true` if two charges differ in nothing but key, cost and permit.
     #[inline]
     pub(crate) fn has_same_limit(&self, other: &Charge<'_>) -> bool {
         (self.policy, self.counter, self.limit, self.max_cost)
             == (other.policy, other.counter, other.limit, other.max_cost)
-            && (self.enforced, self.lease, self.failure)
-                == (other.enforced, other.lease, other.failure)
+            && (self.enforced, self.lease, self.failure, self.excess)
+                == (other.enforced, other.lease, other.failure, other.excess)
     }
 }
 
@@ -305,7 +336,7 @@ impl From<&Charge<'_>> for ChargeBuf {
     fn from(charge: &Charge<'_>) -> Self {
         let empty = KeyRef::new(b"");
         let Charge { policy, counter, key, tag, limit, cost, max_cost, .. } = *charge;
-        let Charge { enforced, permit, lease, failure, .. } = *charge;
+        let Charge { enforced, permit, lease, failure, excess, max_debt, .. } = *charge;
         let charge = Charge {
             policy,
             counter,
@@ -318,6 +349,8 @@ impl From<&Charge<'_>> for ChargeBuf {
             permit,
             lease,
             failure,
+            excess,
+            max_debt,
         };
         Self { charge, key: key.to_buf(), tag: tag.to_buf() }
     }

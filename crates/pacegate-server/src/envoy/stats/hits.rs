@@ -16,7 +16,7 @@ use super::StatsSettings;
 use crate::envoy::{
     decide::{DescriptorResult, EnvoyError},
     proto::{Entry, RateLimitRequest},
-    resolve::{DescriptorCharges, DescriptorLimits, RequestCharges, ResolvedDescriptor},
+    resolve::{DescriptorLimits, RequestCharges, ResolvedDescriptor},
 };
 
 /// Counters of envoyproxy/ratelimit, since the start of the process.
@@ -103,7 +103,7 @@ impl HitStats {
             if resolved.cost == 0 || resolved.refund {
                 continue;
             }
-            let usage = Usage::new(charge, &decision, part);
+            let usage = Usage::new(charge, &decision);
             let hits = usage.hits(resolved.cost, settings.near(usage.limit), resolved.is_shadow());
             match &resolved.limits {
                 DescriptorLimits::Rule(rule, _) => {
@@ -234,12 +234,12 @@ impl HitLevel {
 }
 
 impl Usage {
-    fn new(charge: &Charge<'_>, decision: &Decision, part: &DescriptorCharges) -> Self {
+    fn new(charge: &Charge<'_>, decision: &Decision) -> Self {
         let capacity = charge.limit.capacity();
         let taken = if decision.is_allowed() { charge.cost } else { 0 };
         Self {
             before: capacity.saturating_sub(decision.remaining()).saturating_sub(taken),
-            limit: capacity.saturating_sub(u64::from(part.counts_denied)),
+            limit: capacity,
             is_cached: decision.source() == Source::DenyCache,
         }
     }

@@ -131,6 +131,7 @@ impl Follower {
         let mut delay = initial;
         loop {
             self.has_answered = false;
+            self.reloader.active().set_connected(server.as_str(), false);
             let Err(error) = self.follow(server).await;
             if self.has_answered {
                 delay = initial;
@@ -176,6 +177,7 @@ impl Follower {
         let server = &self.options.servers[self.index];
         if !std::mem::replace(&mut self.has_answered, true) {
             tracing::info!(%server, "connected to a config server");
+            self.reloader.active().set_connected(server.as_str(), true);
             self.logged.clear();
         }
         let index = self.index;
@@ -190,7 +192,7 @@ impl Follower {
                 %server, version, error = reason,
                 "rejected the configuration of a config server; keeping the current one"
             );
-            self.reloader.refuse(&reason);
+            self.reloader.active().refuse(reason.clone());
         }
         let due = Some(Instant::now() + rejection_delay(times));
         session.rejected = Some(Rejected { response, reason, times: times + 1, due });
@@ -204,7 +206,7 @@ impl Follower {
             Ok(()) => self.accept(session, &rejected.response).await,
             Err(reason) => {
                 // The acceptance of the other resources has cleared the error.
-                self.reloader.refuse(&reason);
+                self.reloader.active().refuse(reason.clone());
                 session.rejected = Some(Rejected { reason, ..rejected });
                 Ok(())
             }
@@ -272,7 +274,7 @@ impl Follower {
     }
 }
 
-/// Returns the delay of a rejection after so many of the same version.
+/// Returns the delay of a rejection. `times`: earlier rejections of the same version.
 fn rejection_delay(times: u32) -> Duration {
     match times.checked_sub(1) {
         None => Duration::ZERO,

@@ -10,7 +10,7 @@ use super::{
         proto::{Struct, Value},
         variables::{EnvironmentError, Result, Variables},
     },
-    proto::Node,
+    proto::ClientNode,
 };
 
 /// The config servers, and the way to connect to them.
@@ -18,7 +18,7 @@ use super::{
 pub(crate) struct XdsOptions {
     /// At least one.
     pub(super) servers: Vec<Authority>,
-    pub(super) node: Node,
+    pub(super) node: ClientNode,
     /// Metadata of the streams.
     pub(super) headers: HeaderMap,
     pub(super) tls: Option<XdsTlsFiles>,
@@ -54,7 +54,7 @@ impl XdsOptions {
         let initial = initial.unwrap_or(BACKOFF.0);
         Ok(Self {
             servers: servers(&variables.text_or_default("CONFIG_GRPC_XDS_SERVER_URL"))?,
-            node: Node {
+            node: ClientNode {
                 id: variables.text_or_default("CONFIG_GRPC_XDS_NODE_ID"),
                 metadata: metadata(&variables.text_or_default("CONFIG_GRPC_XDS_NODE_METADATA")),
             },

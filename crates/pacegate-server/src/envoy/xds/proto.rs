@@ -12,7 +12,7 @@ pub(super) struct DiscoveryRequest {
     #[prost(string, tag = "1")]
     pub(super) version_info: String,
     #[prost(message, optional, tag = "2")]
-    pub(super) node: Option<Node>,
+    pub(super) node: Option<ClientNode>,
     #[prost(string, tag = "4")]
     pub(super) type_url: String,
     /// The nonce of the response that this request answers.
@@ -38,7 +38,7 @@ pub(super) struct DiscoveryResponse {
 
 /// `envoy.config.core.v3.Node`.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Node {
+pub(super) struct ClientNode {
     #[prost(string, tag = "1")]
     pub(super) id: String,
     #[prost(message, optional, tag = "3")]

@@ -123,6 +123,8 @@ fn unlocated<T>(value: T) -> Spanned<T> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{prelude::*, sample::Index};
+
     use super::{
         super::{
             super::proto::{Entry, Struct, Value},
@@ -190,7 +192,11 @@ mod tests {
         let received = compile(&[&[resource]], false).unwrap();
         let text = "domain: edge
 descriptors:
-- {key: path, value: /api*, quota_mode: true, metadata: {tier: gold}, rate_limit: {name: api, unit: hour, requests_per_unit: 7}}
+- key: path
+  value: /api*
+  quota_mode: true
+  metadata: {tier: gold}
+  rate_limit: {name: api, unit: hour, requests_per_unit: 7}
 - key: plan
   descriptors:
   - {key: user, rate_limit: {unit: hour, requests_per_unit: 5, replaces: [{name: api}]}}
@@ -281,6 +287,38 @@ descriptors:
         );
         let broken = Any { value: vec![0x0a, 9].into(), ..config("edge", Vec::new()) };
         assert!(compile(&[&[broken]], false).unwrap_err().contains("cannot decode a resource"));
+    }
+
+    #[test]
+    fn deep_resources_are_errors() {
+        let mut deep = leaf("a", "", hourly(1));
+        for _ in 0..200 {
+            deep = ConfigDescriptor {
+                key: "a".to_owned(),
+                descriptors: vec![deep],
+                ..ConfigDescriptor::default()
+            };
+        }
+        let error = problem(vec![deep]);
+        assert!(error.contains("cannot decode a resource"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_resources_are_rules_or_errors(place: Index, byte: u8, cut: Index) {
+            let replaces = vec![ConfigReplace { name: "b".to_owned() }];
+            let nested = ConfigDescriptor {
+                descriptors: vec![leaf("b", "x*", ConfigLimit { replaces, ..hourly(2) })],
+                ..leaf("a", "v", hourly(1))
+            };
+            let resource = config("edge", vec![nested, leaf("c", "", hourly(3))]);
+            let mut value = resource.value.to_vec();
+            let at = place.index(value.len());
+            value[at] = byte;
+            value.truncate(cut.index(value.len() + 1).max(at + 1));
+            let error = compile(&[&[Any { value: value.into(), ..resource }]], false).err();
+            prop_assert!(error.is_none_or(|error| error.starts_with("cp0:1/")));
+        }
     }
 
     #[test]

@@ -153,3 +153,22 @@ async fn an_inline_limit_that_keeps_state_for_too_long_is_rejected() {
     }
     assert_eq!(server.active.revision().engine.stats().inline.allowed, 0);
 }
+
+#[tokio::test]
+async fn spent_units_are_recorded_in_full() {
+    let server = Server::new();
+    let spent = r#"{"attributes":{"user":"alice"},"cost":5,"spent":true}"#;
+    assert_eq!(server.check(spent).await.status, 429);
+    let state = server.get(STATE).await.json();
+    assert_eq!(
+        (&state["allowed"], &state["reset_after"]),
+        (&false.into(), &120.0.into()),
+        "{state}"
+    );
+    let inline = r#"{"key":"k","limit":["3/hour", "9/hour burst 9"],"cost":5,"spent":true}"#;
+    assert_eq!(server.check(inline).await.status, 429);
+    let state = server.get("/v1/state?key=k&limit=3/hour&limit=9/hour+burst+9").await.json();
+    let remaining = [0, 1].map(|place| &state["limits"][place]["remaining"]);
+    assert_eq!(remaining, [0, 4]);
+    assert_eq!(server.post("/v1/refund", spent).await.problem(), "request");
+}

@@ -258,3 +258,31 @@ async fn limits_of_descriptors_count_separately() {
         assert_eq!(allowed, expected, "{amount} an hour");
     }
 }
+
+/// Tokens are known only at the end of a stream: Envoy checks with 0 hits, and adds them afterwards.
+#[tokio::test]
+async fn hits_added_afterwards_are_recorded_in_full() {
+    let tokens = |name: &str| {
+        let policy = pacegate::Policy::new(name, ["10/hour"]).in_domain("llm");
+        policy.per(["user"]).record_in_full()
+    };
+    let day = pacegate::Policy::new("day", ["100/day"]).in_domain("llm").per(["user"]);
+    let policies = PolicySet::new([tokens("tokens").max_debt(5), day]).unwrap();
+    let server = Server::with(Settings::new(policies));
+    let ask = |hits: u32| {
+        let entry = json!({ "key": "user", "value": "alice" });
+        let descriptor = json!({ "entries": [entry], "hitsAddend": hits.to_string() });
+        json!({ "domain": "llm", "descriptors": [descriptor] }).to_string()
+    };
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        statuses.push(server.post("/json", &ask(0)).await.status);
+        server.post("/json", &ask(4)).await;
+    }
+    assert_eq!(statuses, [200, 200, 200, 429]);
+    // 10 units and a debt of 5. The other policy counts what was admitted.
+    let state = server.get("/v1/state?domain=llm&attribute=user:alice").await.json();
+    assert_eq!(state["limits"][0]["remaining"], 0, "{state}");
+    let reset = state["limits"][0]["reset_after"].as_f64().unwrap();
+    assert!((3_600.0..=7_200.0).contains(&reset), "the debt takes another hour: {state}");
+}

@@ -61,9 +61,9 @@ async fn the_schemas_have_the_members_that_are_read_and_written() {
         schemas[name]["properties"].as_object().unwrap().keys().cloned().collect()
     };
     let fields = |fields: &[&str]| fields.iter().map(|&field| field.to_owned()).collect();
-    let check = ["domain", "attributes", "key", "limit", "cost", "id"];
+    let check = ["domain", "attributes", "key", "limit", "cost", "spent", "id"];
     assert_eq!(members("CheckRequest"), fields(&check));
-    let permit = ["domain", "attributes", "key", "limit", "cost", "id", "permit"];
+    let permit = ["domain", "attributes", "key", "limit", "cost", "spent", "id", "permit"];
     assert_eq!(members("PermitRequest"), fields(&permit));
     assert_eq!(schemas["CheckRequest"]["additionalProperties"], json!(false));
     let limits = server.get("/v1/state?attribute=user:alice").await.json()["limits"].clone();

@@ -19,11 +19,11 @@ pub(super) enum Undo {
     /// The previous state of the key, if it had one.
     Own(Option<State>),
     /// Units were taken from the log of the key. `new_key`: the log was created for them.
-    OwnLog { new_key: bool },
+    OwnLog { units: u64, new_key: bool },
     /// The previous state of the overflow budget, if it had one.
     Shared(Option<State>),
     /// Units were taken from the log of the overflow budget.
-    SharedLog,
+    SharedLog { units: u64 },
 }
 
 /// The overflow budgets, locked at first use.
@@ -56,17 +56,17 @@ impl Shards {
             (Undo::Own(old), Shard::Cells(table), _) => {
                 self.keys.give_back(slot.share(), put_back(table, slot.id, old));
             }
-            (Undo::OwnLog { new_key }, Shard::Logs(logs), _) => {
-                let freed = logs.take_back(slot.id, slot.cost, new_key);
+            (Undo::OwnLog { units, new_key }, Shard::Logs(logs), _) => {
+                let freed = logs.take_back(slot.id, units, new_key);
                 self.entries.give_back(slot.share(), freed);
                 self.keys.give_back(slot.share(), usize::from(new_key));
             }
             (Undo::Shared(old), _, Some(overflow)) => {
                 put_back(&mut overflow.of(slot.share()).cells, slot.scope.overflow(), old);
             }
-            (Undo::SharedLog, _, Some(overflow)) => {
+            (Undo::SharedLog { units }, _, Some(overflow)) => {
                 let logs = &mut overflow.of(slot.share()).logs;
-                logs.take_back(slot.scope.overflow(), slot.cost, false);
+                logs.take_back(slot.scope.overflow(), units, false);
             }
             _ => {}
         }
@@ -86,9 +86,10 @@ impl Shards {
             return self.apply_shared(overflow, slot, now);
         }
         let mut state = self.inherited_state(overflow, slot, now);
-        let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
+        let (outcome, units) =
+            algorithm::charge(slot.limit, &mut state, now, slot.cost, slot.excess);
         // A custom algorithm may admit without a state to store.
-        if !slot.takes(&outcome) || state.is_empty() {
+        if units == 0 || state.is_empty() {
             self.keys.give_back(slot.share(), 1);
             return (outcome, Undo::Nothing);
         }
@@ -106,18 +107,18 @@ impl Shards {
     ) -> (Outcome, Undo) {
         // Remove expired entries first, so that they do not take the room that this charge needs.
         self.entries.give_back(slot.share(), logs.prune(slot.id, slot.limit, now));
-        let Some(outcome) = logs.evaluate(slot.id, slot.limit, now, slot.cost) else {
+        let Some((outcome, units)) = logs.evaluate(slot.id, slot, now) else {
             return self.apply_new_log(logs, overflow, slot, now);
         };
-        if !slot.takes(&outcome) {
+        if units == 0 {
             return (outcome, Undo::Nothing);
         }
         if !self.entries.take(slot.share(), 1) {
             return (self.refuse(slot), Undo::Nothing);
         }
-        let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
+        let merged = logs.take(slot.id, slot.limit, now, (units, slot.permit));
         self.entries.give_back(slot.share(), merged);
-        (outcome, Undo::OwnLog { new_key: false })
+        (outcome, Undo::OwnLog { units, new_key: false })
     }
 
     fn apply_new_log<'a>(
@@ -131,8 +132,8 @@ impl Shards {
             return self.apply_shared(overflow, slot, now);
         }
         let log = self.inherited_log(overflow, slot, now);
-        let outcome = log.evaluate(slot.limit, now, slot.cost);
-        if !slot.takes(&outcome) {
+        let (outcome, units) = log.charge(slot.limit, now, slot.cost, slot.excess);
+        if units == 0 {
             self.keys.give_back(slot.share(), 1);
             return (outcome, Undo::Nothing);
         }
@@ -145,9 +146,9 @@ impl Shards {
             self.has_logs.store(true, Ordering::Relaxed);
         }
         logs.keep(slot.id, slot.limit, log);
-        let merged = logs.take(slot.id, slot.limit, now, (slot.cost, slot.permit));
+        let merged = logs.take(slot.id, slot.limit, now, (units, slot.permit));
         self.entries.give_back(slot.share(), merged);
-        (outcome, Undo::OwnLog { new_key: true })
+        (outcome, Undo::OwnLog { units, new_key: true })
     }
 
     /// Takes room for a key. If the share has none, removes some expired cells of this shard and tries again.
@@ -252,8 +253,8 @@ pub(super) fn charge_known(
     let place = table.find(id)?;
     let state = table.state_mut(place);
     let old = *state;
-    let outcome = algorithm::step(slot.limit, state, now, slot.cost);
-    Some((outcome, slot.takes(&outcome).then_some(old)))
+    let (outcome, units) = algorithm::charge(slot.limit, state, now, slot.cost, slot.excess);
+    Some((outcome, (units > 0).then_some(old)))
 }
 
 /// Restores the previous state of a key, and returns the number of removed keys: 0 or 1. If a later slot caused a

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Limit, Outcomes,
-    algorithm::{self, Outcome},
+    algorithm::{self, Excess, Outcome},
 };
 
 /// A charge whose key has been hashed.
@@ -27,17 +27,14 @@ pub(crate) struct Slot<'a> {
     pub(crate) cost: u64,
     pub(crate) permit: u128,
     pub(crate) enforced: bool,
+    /// As it applies [under](Excess::under) the limit.
+    pub(crate) excess: Excess,
 }
 
 impl Slot<'_> {
     /// Returns the share whose room the key takes.
     pub(super) fn share(&self) -> Share {
         self.id.share()
-    }
-
-    /// Returns `true` if this outcome takes units: it is an admission, not of a peek.
-    pub(super) fn takes(&self, outcome: &Outcome) -> bool {
-        outcome.is_admitted() && self.cost > 0
     }
 }
 
@@ -140,7 +137,10 @@ impl Shards {
     #[inline]
     fn charge_alone(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> Outcome {
         match table.find_often(slot.id) {
-            Some(place) => algorithm::step(slot.limit, table.state_mut(place), now, slot.cost),
+            Some(place) => {
+                let state = table.state_mut(place);
+                algorithm::charge(slot.limit, state, now, slot.cost, slot.excess).0
+            }
             None => self.charge_new(table, slot, now),
         }
     }
@@ -198,8 +198,8 @@ impl Shards {
     /// Decides the slots of one request whose shards are locked, all or nothing.
     ///
     /// The slots are charged one after the other, because the same key may occur twice and keys without room share a
-    /// budget. If an enforced slot does not fit, all of them are undone. Other threads do not see the intermediate
-    /// state, because the shards are locked.
+    /// budget. If an enforced slot does not fit, all of them are undone, and those whose excess is recorded are charged
+    /// again. Other threads do not see the intermediate state, because the shards are locked.
     fn charge_locked<'a>(
         &'a self,
         locked: &mut Locked<'a>,
@@ -223,8 +223,10 @@ impl Shards {
             self.undo(shard, overflow, slot, step);
         }
         for (place, (slot, outcome)) in slots.iter().zip(outcomes.as_mut_slice()).enumerate() {
-            if outcome.is_admitted() {
-                let (shard, overflow) = locked.parts(place);
+            let (shard, overflow) = locked.parts(place);
+            if slot.excess.is_recorded() {
+                *outcome = self.apply(shard, overflow, slot, now).0;
+            } else if outcome.is_admitted() {
                 let (untouched, _) = self.apply(shard, overflow, &Slot { cost: 0, ..*slot }, now);
                 *outcome = Outcome { retry_after: 0, ..untouched };
             }

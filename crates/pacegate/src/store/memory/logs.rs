@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     ShardClock,
+    charge::Slot,
     identity::{Identity, PassThroughHasher},
 };
 use crate::{
@@ -37,15 +38,16 @@ impl Logs {
         self.change(id, |log| log.prune(limit, now))
     }
 
-    /// Evaluates a cost for a key whose log is [pruned](Self::prune). `None` if the key has no log.
+    /// Evaluates a charge for a key whose log is [pruned](Self::prune). Returns the outcome and the units to take.
+    /// `None` if the key has no log.
     pub(super) fn evaluate(
         &self,
         id: Identity,
-        limit: &Limit,
+        slot: &Slot<'_>,
         now: u64,
-        cost: u64,
-    ) -> Option<Outcome> {
-        self.kept.get(&id).map(|kept| kept.log.evaluate(limit, now, cost))
+    ) -> Option<(Outcome, u64)> {
+        let log = &self.kept.get(&id)?.log;
+        Some(log.charge(slot.limit, now, slot.cost, slot.excess))
     }
 
     /// Stores a log for a key that has none.

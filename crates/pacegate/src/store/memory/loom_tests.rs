@@ -32,6 +32,7 @@ fn charge(store: &MemoryStore, limit: &Limit, keys: &[&str]) -> bool {
             cost: 1,
             permit: 0,
             enforced: true,
+            excess: crate::Excess::Reject,
         })
         .collect();
     if let [slot] = &*slots

@@ -358,6 +358,7 @@ impl MemoryStore {
             cost: charge.cost,
             permit: charge.permit,
             enforced: charge.enforced,
+            excess: charge.excess.under(&charge.limit),
         }
     }
 

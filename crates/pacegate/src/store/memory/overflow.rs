@@ -111,7 +111,7 @@ impl Overflow {
             return Some((outcome, old.map_or(Undo::Nothing, |old| Undo::Shared(Some(old)))));
         }
         let mut state = State::EMPTY;
-        let outcome = algorithm::step(slot.limit, &mut state, now, slot.cost);
+        let (outcome, _) = algorithm::charge(slot.limit, &mut state, now, slot.cost, slot.excess);
         if state.is_empty() {
             return Some((outcome, Undo::Nothing));
         }
@@ -123,9 +123,10 @@ impl Overflow {
     fn charge_log(&mut self, slot: &Slot<'_>, now: u64) -> Option<(Outcome, Undo)> {
         let id = slot.scope.overflow();
         self.logs.prune(id, slot.limit, now);
-        let known = self.logs.evaluate(id, slot.limit, now, slot.cost);
-        let outcome = known.unwrap_or_else(|| Log::default().evaluate(slot.limit, now, slot.cost));
-        if !slot.takes(&outcome) {
+        let known = self.logs.evaluate(id, slot, now);
+        let (outcome, units) =
+            known.unwrap_or_else(|| Log::default().charge(slot.limit, now, slot.cost, slot.excess));
+        if units == 0 {
             return Some((outcome, Undo::Nothing));
         }
         if self.logs.entries() >= MAX_OVERFLOW_ENTRIES {
@@ -134,8 +135,8 @@ impl Overflow {
         if self.logs.entries() >= MAX_OVERFLOW_ENTRIES {
             return None;
         }
-        self.logs.take(id, slot.limit, now, (slot.cost, slot.permit));
-        Some((outcome, Undo::SharedLog))
+        self.logs.take(id, slot.limit, now, (units, slot.permit));
+        Some((outcome, Undo::SharedLog { units }))
     }
 
     fn len(&self) -> usize {
