@@ -1,6 +1,6 @@
 //! Case "RLS on Redis": Envoy's rate limit service with counters on Redis, compared with envoyproxy/ratelimit.
 //!
-//! `PACEGATE_BENCH_RATELIMIT` is the path of its program, for example from
+//! `PACEGATE_RATELIMIT` is the path of its program, for example from
 //! `go install github.com/envoyproxy/ratelimit/src/service_cmd@main`. Without it, only Pacegate is measured. Both are
 //! started with the same variables and rules, each with its own Redis. The load generator is `pacegate bench`, because
 //! h2load sends only one key.
@@ -55,7 +55,7 @@ pub const CASES: [Case; 3] = [
 
 const RULES: [(&str, &str); 2] = [("allow", "1000000000"), ("deny", "1")];
 const PROGRAM: &str = "target/bench-build/release/pacegate";
-const PEER: &str = "PACEGATE_BENCH_RATELIMIT";
+const PEER: &str = "PACEGATE_RATELIMIT";
 
 /// Returns true for envoyproxy/ratelimit, with any settings.
 pub fn is_peer(subject: &str) -> bool {

@@ -19,7 +19,7 @@ use self::{
 use super::variables::{EnvironmentError, Result, Variables};
 use crate::{active_config::ActiveConfig, listeners::ListenerId, metrics::ListenerMetrics};
 
-/// Where statistics are published.
+/// The outputs of statistics.
 #[derive(Clone, Debug)]
 pub(crate) struct StatsSettings {
     /// The part of a limit above which hits count as near it.

@@ -42,7 +42,7 @@ pub(crate) struct Statsd {
 }
 
 /// Sends the difference of each counter since it was last sent.
-struct Sender {
+struct StatsdSender {
     settings: StatsdSettings,
     /// The values that were sent.
     sent: HashMap<String, u64>,
@@ -65,7 +65,7 @@ impl Statsd {
         let task = tokio::spawn(async move {
             let mut ticks = interval(settings.interval);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut sender = Sender::new(settings);
+            let mut sender = StatsdSender::new(settings);
             loop {
                 let is_last = tokio::select! {
                     _ = ticks.tick() => false,
@@ -90,24 +90,24 @@ impl Statsd {
     }
 }
 
-impl Sender {
+impl StatsdSender {
     fn new(settings: StatsdSettings) -> Self {
         Self { settings, sent: HashMap::new(), stream: None, is_failing: false }
     }
 
-    /// Sends the counters that have changed. Those that cannot be sent are sent with a later call.
+    /// Sends the counters that have changed. After a failure, the next call sends the rest.
     async fn send(&mut self, counters: Vec<(String, u64)>) {
         let result = self.send_changes(counters).await;
         let StatsdSettings { host, port, is_explicit, .. } = &self.settings;
         match &result {
             Ok(()) if self.is_failing => {
-                tracing::info!("connected to statsd at {host}:{port} again")
+                tracing::info!("connected to statsd at {host}:{port} again");
             }
             Err(error) if !self.is_failing && *is_explicit => {
                 tracing::warn!("cannot send statistics to statsd at {host}:{port}: {error}");
             }
             Err(error) => {
-                tracing::debug!("cannot send statistics to statsd at {host}:{port}: {error}")
+                tracing::debug!("cannot send statistics to statsd at {host}:{port}: {error}");
             }
             Ok(()) => {}
         }
@@ -214,7 +214,7 @@ mod tests {
     async fn differences_are_sent_over_tcp_and_kept_while_the_server_is_down() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut sender = Sender::new(settings(Transport::Tcp, address.port()));
+        let mut sender = StatsdSender::new(settings(Transport::Tcp, address.port()));
         let counters = |a, b| vec![("a".to_owned(), a), ("b".to_owned(), b)];
         sender.send(counters(2, 0)).await;
         let (stream, first) = read(&listener).await;
@@ -232,7 +232,7 @@ mod tests {
     async fn packets_over_udp_are_small() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let port = socket.local_addr().unwrap().port();
-        let mut sender = Sender::new(settings(Transport::Udp, port));
+        let mut sender = StatsdSender::new(settings(Transport::Udp, port));
         sender.send((0..100).map(|number| (format!("{number:0>60}"), 1)).collect()).await;
         let (mut lines, mut buffer) = (0, [0; 9_000]);
         while lines < 100 {
