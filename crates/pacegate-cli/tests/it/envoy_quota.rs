@@ -183,8 +183,8 @@ fn two_envoys_share_a_limit_without_a_call_per_request() {
     let service = Service::start(&["--config", &folder.config()]);
     let fronts = [Front::new(&service, "DENY_ALL"), Front::new(&service, "DENY_ALL")];
     let (passed, start) = (Passed::default(), now());
-    fronts[0].set_rate(70);
-    fronts[1].set_rate(14);
+    fronts[0].set_rate(90);
+    fronts[1].set_rate(10);
     thread::scope(|scope| {
         for front in &fronts {
             scope.spawn(|| front.load(&passed));

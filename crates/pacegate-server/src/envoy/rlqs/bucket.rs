@@ -72,7 +72,11 @@ impl Bucket {
             self.unused = Some(0);
         }
         if let BucketState::Tokens { at, units, used, .. } = &mut self.state {
-            *used = used.saturating_add(usage.allowed).min(*units);
+            // A part of the interval may belong to earlier tokens, which the report does not tell apart.
+            let is_later = previous.is_none_or(|previous| *at > previous);
+            let own = self.rate.filter(|_| is_later).map(|rate| rate.requests_in(now - *at));
+            let own = own.map_or(usage.allowed, |own| own.min(usage.allowed));
+            *used = used.saturating_add(own).min(*units);
             // Denials a whole interval after the assignment: Envoy has no tokens, for example because they expired.
             if usage.denied > 0 && previous.is_some_and(|previous| *at < previous) {
                 *used = *units;
@@ -193,6 +197,17 @@ mod tests {
         assert_eq!(bucket.due(), Some(now + 6 * SECOND - AMPLE_LEAD));
         bucket.assign(now, 1, true, start + 60 * SECOND);
         assert_eq!(bucket.due(), Some(now + MIN_INTERVAL), "not a message for each request");
+    }
+
+    #[test]
+    fn a_report_may_cover_earlier_tokens() {
+        let start = Instant::now();
+        let mut bucket = assigned(start);
+        bucket.assign(start + 4 * SECOND, 200, true, start + 60 * SECOND);
+        let now = start + 5 * SECOND;
+        bucket.report(now, usage(500, 0, 5));
+        // In the last second 100 of the 200 were used.
+        assert_eq!(bucket.due(), Some(now + SECOND + SCARCE_DELAY));
     }
 
     #[test]

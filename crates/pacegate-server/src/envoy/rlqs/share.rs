@@ -61,15 +61,15 @@ pub(super) fn need(rate: Option<Rate>, limit: u64, left: Duration) -> u64 {
 
 /// Returns the units to assign to a bucket that needs `need` units of a limit.
 ///
-/// All buckets of this server together get at most half of the units that are left, in proportion to their needs. The
-/// other half is for other servers on the same store, and for buckets that appear later in the window.
+/// All buckets of this server together get at most two thirds of the units that are left, in proportion to their needs.
+/// The rest is for other servers on the same store, and for buckets that appear later in the window.
 pub(super) fn units(need: u64, budget: Budget) -> u64 {
     let Budget { limit, remaining, total_need } = budget;
     let total = u128::from(total_need.max(need)).max(1);
-    let half = (u128::from(remaining) * u128::from(need)).div_ceil(2 * total);
-    // Halving for ever would leave the last units unused.
+    let share = (u128::from(remaining) * u128::from(need)).div_ceil(total + total.div_ceil(2));
+    // Ever smaller shares would leave the last units unused.
     let last = (limit / IDLE_PART).max(1).min(remaining);
-    u64::try_from(half).unwrap_or(u64::MAX).max(last).min(need).min(remaining)
+    u64::try_from(share).unwrap_or(u64::MAX).max(last).min(need).min(remaining)
 }
 
 #[cfg(test)]
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn shares_follow_the_demand() {
         let of = |need| units(need, Budget { limit: 1_000, remaining: 1_000, total_need: 1_000 });
-        assert_eq!([of(900), of(90), of(10)], [450, 45, 10]);
+        assert_eq!([of(900), of(90), of(10)], [600, 60, 10]);
     }
 
     #[test]
