@@ -24,6 +24,9 @@ use crate::command::{cargo, root, timed};
 const PAGES: [&str; 2] = ["docs/recipes", "docs/migrate"];
 const CLIENTS: [&str; 4] = ["typescript", "python", "go", "java"];
 
+/// Languages with packages to install, and the extensions of their files in the pages.
+const LANGUAGES: [(&str, &str); 3] = [("typescript", ".mjs"), ("python", ".py"), ("java", ".java")];
+
 /// Ports in the pages, which are replaced with free ones: HTTP, gRPC and RESP of the server, an application, and a
 /// proxy in front of it.
 const PORTS: [&str; 5] = ["8080", "8081", "6380", "3000", "8000"];
@@ -48,17 +51,28 @@ pub(crate) fn run(only: Option<&str>, program: Option<&str>) -> anyhow::Result<(
     };
     let tools = Tools::prepare(&program)?;
     let is_chosen = |name: &str| only.is_none_or(|only| name.contains(only));
-    let mut rows = vec![measured("install", || tools.install())];
-    for client in CLIENTS {
-        let name = format!("client {client}");
-        if is_chosen(&name) {
-            rows.push(measured(&name, || test_client(&tools, client)));
+    let clients: Vec<&str> =
+        CLIENTS.into_iter().filter(|name| is_chosen(&format!("client {name}"))).collect();
+    let mut pages = pages()?;
+    pages.retain(|page| is_chosen(&page.name));
+    ensure!(!clients.is_empty() || !pages.is_empty(), "no recipe `{}`", only.unwrap_or_default());
+    let mut rows = Vec::new();
+    if !pages.is_empty() {
+        rows.push(measured("install programs", Tools::install_programs));
+    }
+    for (language, extension) in LANGUAGES {
+        let file = format!("{extension} -->");
+        if clients.contains(&language) || pages.iter().any(|page| page.text.contains(&file)) {
+            rows.push(measured(&format!("install {language}"), || {
+                tools.install_language(language)
+            }));
         }
     }
-    for (name, path) in pages()? {
-        if is_chosen(&name) {
-            rows.push(measured(&name, || run_page(&tools, &name, &path)));
-        }
+    for client in clients {
+        rows.push(measured(&format!("client {client}"), || test_client(&tools, client)));
+    }
+    for Source { name, text } in &pages {
+        rows.push(measured(name, || run_page(&tools, name, text)));
     }
     print(&rows)
 }
@@ -93,22 +107,28 @@ fn print(rows: &[Row]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the pages that have something to run, with names such as `recipes/per-ip`.
-fn pages() -> anyhow::Result<Vec<(String, PathBuf)>> {
+/// A page with something to run.
+struct Source {
+    /// Such as `recipes/per-ip`.
+    name: String,
+    text: String,
+}
+
+/// Returns the pages that have something to run.
+fn pages() -> anyhow::Result<Vec<Source>> {
     let mut found = Vec::new();
     for folder in PAGES {
-        for entry in
-            fs::read_dir(root().join(folder)).with_context(|| format!("cannot read {folder}"))?
-        {
+        let entries =
+            fs::read_dir(root().join(folder)).with_context(|| format!("cannot read {folder}"))?;
+        for entry in entries {
             let path = entry?.path();
             let stem = path.file_stem().unwrap_or_default().to_string_lossy();
             let name = format!("{}/{stem}", folder.trim_start_matches("docs/"));
-            if fs::read_to_string(&path)?.contains("<!-- recipe: ") {
-                found.push((name, path));
-            }
+            found.push(Source { name, text: fs::read_to_string(&path)? });
         }
     }
-    found.sort();
+    found.retain(|page| page.text.contains("<!-- recipe: "));
+    found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
@@ -144,7 +164,7 @@ fn command(program: &str, words: &[&str]) -> Command {
 }
 
 /// Runs a page in a new folder, under `node` so that programs find its packages.
-fn run_page(tools: &Tools, name: &str, path: &Path) -> anyhow::Result<()> {
+fn run_page(tools: &Tools, name: &str, text: &str) -> anyhow::Result<()> {
     let folder = tools.folder.join("node/pages").join(name);
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
@@ -152,7 +172,7 @@ fn run_page(tools: &Tools, name: &str, path: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(&folder)?;
     std::os::unix::fs::symlink(root().join("deploy"), folder.join("deploy"))?;
     let mut page = Page { tools, folder, ports: free_ports()?, server: None, program: None };
-    for block in blocks(&fs::read_to_string(path)?)? {
+    for block in blocks(text)? {
         match block {
             Block::File { name, text } => {
                 let file = page.folder.join(&name);

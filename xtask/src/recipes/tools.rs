@@ -66,25 +66,40 @@ impl Tools {
         Ok(tools)
     }
 
-    /// Installs proxies, and packages for Node, Python and Java.
-    pub(super) fn install(&self) -> anyhow::Result<()> {
+    /// Installs the proxies and helm.
+    pub(super) fn install_programs() -> anyhow::Result<()> {
         servers::for_recipes()?;
-        charts::provide_helm()?;
+        charts::provide_helm()
+    }
+
+    /// Installs the client and the packages of a language. Go does so itself when it builds.
+    pub(super) fn install_language(&self, language: &str) -> anyhow::Result<()> {
+        match language {
+            "typescript" => self.install_node(),
+            "python" => self.install_python(),
+            "java" => self.run(self.maven("compile").current_dir(self.clients.join("java"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn install_node(&self) -> anyhow::Result<()> {
         let node = self.folder.join("node");
         fs::create_dir_all(&node)?;
         fs::write(node.join("package.json"), "{\"private\": true}\n")?;
         let quiet = ["install", "--no-audit", "--no-fund", "--silent"];
         let typescript = self.clients.join("typescript");
         self.run(Command::new("npm").args(quiet).current_dir(&typescript))?;
-        self.run(Command::new("npm").args(quiet).args(NPM).arg(&typescript).current_dir(&node))?;
+        self.run(Command::new("npm").args(quiet).args(NPM).arg(&typescript).current_dir(&node))
+    }
+
+    fn install_python(&self) -> anyhow::Result<()> {
         let python = self.folder.join("python");
         if !python.join("bin/pip").exists() {
             self.run(Command::new("python3").args(["-m", "venv"]).arg(&python))?;
         }
         let pip = ["install", "--quiet", "--disable-pip-version-check"];
         let client = self.clients.join("python");
-        self.run(Command::new(python.join("bin/pip")).args(pip).args(PIP).arg(client))?;
-        self.run(self.maven("compile").current_dir(self.clients.join("java")))
+        self.run(Command::new(python.join("bin/pip")).args(pip).args(PIP).arg(client))
     }
 
     /// Writes a `go.mod` with the clients of this checkout, instead of `go get`.
