@@ -163,7 +163,7 @@ impl Body for Reply {
                 Some(Ok((_, deadline))) if deadline <= Instant::now() => {}
                 Some(Ok((next, _))) => message = Some(next),
                 Some(Err(failure)) => {
-                    (self.stream, self.trailers) = (None, Some(failure.headers()))
+                    (self.stream, self.trailers) = (None, Some(failure.headers()));
                 }
                 None => self.stream = None,
             }
