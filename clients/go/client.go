@@ -188,8 +188,6 @@ func (c *Client) send(ctx context.Context, body []byte) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	// A charge must not be sent twice, so the transport may not repeat the request.
-	request.GetBody = nil
 	request.Header.Set("Content-Type", "application/json")
 	if c.options.APIKey != "" {
 		request.Header.Set("Authorization", "Bearer "+c.options.APIKey)

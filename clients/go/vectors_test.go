@@ -132,7 +132,7 @@ func TestVectors(t *testing.T) {
 				Transport: server, Now: func() time.Time { return server.now },
 			}
 			if age := vector.Options.MaxDenialAgeMs; age != nil {
-				options.MaxDenialAge = max(-1, time.Duration(*age)*time.Millisecond)
+				options.MaxDenialAge = time.Duration(*age) * time.Millisecond
 				if *age == 0 {
 					options.MaxDenialAge = -1
 				}

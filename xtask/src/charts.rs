@@ -50,6 +50,11 @@ pub(crate) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Builds helm if it is missing.
+pub(crate) fn provide_helm() -> anyhow::Result<()> {
+    find_or_build(HELM).map(drop)
+}
+
 /// Returns the path of a program in `PATH` or `target/charts/bin`, and builds it there if it is missing.
 fn find_or_build((name, module): (&str, &str)) -> anyhow::Result<PathBuf> {
     let bin = root().join("target/charts/bin");

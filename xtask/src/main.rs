@@ -8,6 +8,7 @@ mod deny;
 mod dist;
 mod fuzz;
 mod portable;
+mod recipes;
 mod screen;
 mod servers;
 mod site;
@@ -38,6 +39,8 @@ usage: cargo xtask <task>
   dist [TARGET]           build a release archive in target/dist [default: for this machine]
   fuzz [--seconds N]      fuzz the parsers, each for N seconds [default: 60]
   portable                compile the library for other targets and with its oldest compiler
+  recipes [--only NAME] [--program PATH]
+                          test the clients and run docs/recipes and docs/migrate [default: builds the server]
   screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
   servers                 install missing programs that the tests need
   site                    build the documentation as a website in target/site/html, and test it
@@ -74,6 +77,12 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["fuzz", "--seconds", seconds] => {
             let wrong = || format!("invalid number of seconds `{seconds}`");
             fuzz::run(seconds.parse().with_context(wrong)?)
+        }
+        ["recipes"] => recipes::run(None, None),
+        ["recipes", "--only", name] => recipes::run(Some(name), None),
+        ["recipes", "--program", program] => recipes::run(None, Some(program)),
+        ["recipes", "--only", name, "--program", program] => {
+            recipes::run(Some(name), Some(program))
         }
         ["screen", file] => screen::run(Path::new(file)),
         ["servers"] => servers::run(),

@@ -53,6 +53,15 @@ pub(super) fn nginx() -> anyhow::Result<()> {
     install("nginx-light")
 }
 
+/// Unpacks Caddy, which needs no libraries.
+pub(super) fn caddy() -> anyhow::Result<()> {
+    if unpack("caddy", &["caddy"], &[]).is_err() {
+        apt_get(&["update"])?;
+        unpack("caddy", &["caddy"], &[])?;
+    }
+    Ok(())
+}
+
 /// Unpacks packages of bookworm-backports. The libraries they need come with redis-server.
 fn unpack_backports(name: &str, packages: &[&str]) -> anyhow::Result<()> {
     let work = work(name)?;

@@ -66,6 +66,16 @@ const MDBOOK: Program = Program {
 };
 const MDBOOK_VERSION: &str = "=0.5.4";
 
+const CADDY: Program = Program {
+    name: "caddy",
+    file: "caddy",
+    folder: "caddy/usr/bin",
+    variable: None,
+    version: "version",
+};
+const HAPROXY: Program =
+    Program { name: "haproxy", file: "haproxy", folder: "haproxy", variable: None, version: "-v" };
+
 /// Installs missing programs for the tests.
 pub(crate) fn run() -> anyhow::Result<()> {
     let _only = lock()?;
@@ -100,6 +110,16 @@ pub(crate) fn for_site() -> anyhow::Result<PathBuf> {
         run_command(&mut cargo)
     })?;
     MDBOOK.find().context("mdbook not found after its installation")
+}
+
+/// Installs missing programs for the recipes.
+pub(crate) fn for_recipes() -> anyhow::Result<()> {
+    let _only = lock()?;
+    provide(NGINX, apt::nginx)?;
+    provide(CADDY, apt::caddy)?;
+    provide(HAPROXY, || apt::install("haproxy"))?;
+    provide(CURL, || apt::install("curl"))?;
+    python::provide()
 }
 
 /// Finds a program, installs it if it is missing, and prints its version.

@@ -11,7 +11,7 @@ const LANGUAGES: [&str; 10] =
 /// Generated together with the schema, and tested there.
 const GENERATED: &str = "docs/configuration.md";
 
-/// Checks the line before each block: `<!-- test: NAME -->` or `<!-- not run: REASON -->`.
+/// Checks the line before each block: `<!-- test: NAME -->`, `<!-- recipe: FILE -->` or `<!-- not run: REASON -->`.
 pub(super) fn check(files: &[File]) -> Vec<Finding> {
     let sources = files.iter().filter(|file| file.path.ends_with(".rs"));
     let functions: HashSet<&str> =
@@ -53,10 +53,11 @@ fn complaint(before: &str, functions: &HashSet<&str>) -> Option<String> {
         );
     };
     match kind {
-        "not run" => None,
+        // `cargo xtask recipes` runs it.
+        "not run" | "recipe" => None,
         "test" if functions.contains(value) => None,
         "test" => Some(format!("no test `{value}`; expected a function of the project")),
-        _ => Some(format!("unknown mark `{kind}`; expected `test` or `not run`")),
+        _ => Some(format!("unknown mark `{kind}`; expected `test`, `recipe` or `not run`")),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    path::{Path, PathBuf},
     process::{Command, Output},
 };
 
@@ -119,9 +120,12 @@ const STARTER: [(&str, &str); 4] = [
     ),
     (
         "Main.java",
-        "public class Main {
+        "import io.pacegate.client.*;
+         public class Main {
             public static void main(String[] args) {
-                RateLimiter limiter = new PacegateRateLimiter();
+                Pacegate client = Pacegate.builder(args[1], FailureMode.CLOSED)
+                    .deadline(java.time.Duration.ofMinutes(1)).build();
+                RateLimiter limiter = new PacegateRateLimiter(client);
                 for (int call = 0; call < 4; call++) {
                     RateLimitDecision decision = limiter.evaluate(args[0], new RateLimitPolicy());
                     boolean waits = decision.retryAfter() != null && decision.remaining() > 0
@@ -134,6 +138,15 @@ const STARTER: [(&str, &str); 4] = [
     ),
 ];
 
+/// Returns the sources of the Java client that need only the JDK, and of the bean.
+fn java_client() -> Vec<PathBuf> {
+    let java = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients/java");
+    let sources = fs::read_dir(java.join("src/main/java/io/pacegate/client")).unwrap();
+    let sources = sources.map(|entry| entry.unwrap().path());
+    let plain = sources.filter(|path| !path.ends_with("RateLimitFilter.java"));
+    plain.chain([java.join("spring-starter/PacegateRateLimiter.java")]).collect()
+}
+
 #[test]
 fn the_bean_for_the_spring_starter_shares_its_counters() {
     if asked("javac", &["-version"]).is_none() {
@@ -145,12 +158,9 @@ fn the_bean_for_the_spring_starter_shares_its_counters() {
     let config = instead(config, "url: redis://127.0.0.1:6379", &patient);
     let folder = Folder::with_config(&config);
     let service = Service::start(&["--config", &folder.config()]);
-    let bean = &blocks("spring.md", "java")[0];
-    let bean = instead(bean, "127.0.0.1:8080", &service.address("http").to_string());
-    let bean = instead(&bean, "ofSeconds(1)", "ofSeconds(60)");
-    let sources = STARTER.iter().copied().chain([("PacegateRateLimiter.java", &*bean)]);
     let mut compiler = Command::new("javac");
-    for (name, text) in sources {
+    compiler.arg("-d").arg(folder.path("")).args(java_client());
+    for (name, text) in STARTER {
         fs::write(folder.path(name), text).unwrap();
         compiler.arg(folder.path(name));
     }
@@ -158,7 +168,9 @@ fn the_bean_for_the_spring_starter_shares_its_counters() {
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let key = r#"global:com.example.Api#get "quoted""#;
     let mut program = Command::new("java");
-    let output = program.arg("-cp").arg(folder.path("")).args(["Main", key]).output().unwrap();
+    let url = format!("http://{}", service.address("http"));
+    let output =
+        program.arg("-cp").arg(folder.path("")).args(["Main", key, &url]).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     let allowed = "true false true\n".repeat(3);
     assert_eq!(

@@ -83,8 +83,8 @@ pub(super) enum StreamError {
 const PATH: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Detects a config server that vanished. HTTP/2 pings cannot do that, because gRPC servers in Go close connections with
-/// more than one ping in five minutes.
+/// Detects a config server that vanished. Not with HTTP/2 pings, because gRPC servers in Go close connections with more
+/// than one ping in five minutes.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(15))
     .with_interval(Duration::from_secs(5))

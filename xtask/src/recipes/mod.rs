@@ -1,0 +1,321 @@
+//! `cargo xtask recipes`: runs the tests of the clients and every page of `docs/recipes` and `docs/migrate`.
+
+mod page;
+mod tools;
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+
+use self::{
+    page::{Block, Step, blocks, matches},
+    tools::Tools,
+};
+use crate::command::{cargo, root, timed};
+
+const PAGES: [&str; 2] = ["docs/recipes", "docs/migrate"];
+const CLIENTS: [&str; 4] = ["typescript", "python", "go", "java"];
+
+/// Languages with packages to install, and the extensions of their files in the pages.
+const LANGUAGES: [(&str, &str); 3] = [("typescript", ".mjs"), ("python", ".py"), ("java", ".java")];
+
+/// Ports in the pages, which are replaced with free ones: HTTP, gRPC and RESP of the server, an application, and a
+/// proxy in front of it.
+const PORTS: [&str; 5] = ["8080", "8081", "6380", "3000", "8000"];
+const HTTP: usize = 0;
+const GRPC: usize = 1;
+const RESP: usize = 2;
+const APPLICATION: usize = 3;
+const PROXY: usize = 4;
+
+/// Maximum time for a command of a page, and for a program to listen.
+const COMMAND_SECONDS: &str = "300";
+const LISTEN_TRIES: u32 = 1200;
+
+/// Runs the clients and pages whose names contain `only`, with a given or a newly built server.
+pub(crate) fn run(only: Option<&str>, program: Option<&str>) -> anyhow::Result<()> {
+    let program = match program {
+        Some(program) => PathBuf::from(program),
+        None => {
+            cargo(&["build", "-p", "pacegate-cli"], &[])?;
+            root().join("target/debug/pacegate")
+        }
+    };
+    let tools = Tools::prepare(&program)?;
+    let is_chosen = |name: &str| only.is_none_or(|only| name.contains(only));
+    let clients: Vec<&str> =
+        CLIENTS.into_iter().filter(|name| is_chosen(&format!("client {name}"))).collect();
+    let mut pages = pages()?;
+    pages.retain(|page| is_chosen(&page.name));
+    ensure!(!clients.is_empty() || !pages.is_empty(), "no recipe `{}`", only.unwrap_or_default());
+    let mut rows = Vec::new();
+    if !pages.is_empty() {
+        rows.push(measured("install programs", Tools::install_programs));
+    }
+    for (language, extension) in LANGUAGES {
+        let file = format!("{extension} -->");
+        if clients.contains(&language) || pages.iter().any(|page| page.text.contains(&file)) {
+            rows.push(measured(&format!("install {language}"), || {
+                tools.install_language(language)
+            }));
+        }
+    }
+    for client in clients {
+        rows.push(measured(&format!("client {client}"), || test_client(&tools, client)));
+    }
+    for Source { name, text } in &pages {
+        rows.push(measured(name, || run_page(&tools, name, text)));
+    }
+    print(&rows)
+}
+
+/// A step of the table.
+struct Row {
+    name: String,
+    result: anyhow::Result<()>,
+    took: Duration,
+}
+
+fn measured(name: &str, work: impl FnOnce() -> anyhow::Result<()>) -> Row {
+    let (result, took) = timed(work);
+    Row { name: name.to_owned(), result, took }
+}
+
+fn print(rows: &[Row]) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "\nseconds  result  recipe")?;
+    for Row { name, result, took } in rows {
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        writeln!(out, "{:7.1}  {word:6}  {name}", took.as_secs_f32())?;
+    }
+    for row in rows {
+        if let Err(error) = &row.result {
+            writeln!(out, "\n{}: {error:#}", row.name)?;
+        }
+    }
+    let failed = rows.iter().filter(|row| row.result.is_err()).count();
+    writeln!(out, "\n{} passed, {failed} failed", rows.len() - failed)?;
+    ensure!(failed == 0, "{failed} recipes failed");
+    Ok(())
+}
+
+/// A page with something to run.
+struct Source {
+    /// Such as `recipes/per-ip`.
+    name: String,
+    text: String,
+}
+
+/// Returns the pages that have something to run.
+fn pages() -> anyhow::Result<Vec<Source>> {
+    let mut found = Vec::new();
+    for folder in PAGES {
+        let entries =
+            fs::read_dir(root().join(folder)).with_context(|| format!("cannot read {folder}"))?;
+        for entry in entries {
+            let path = entry?.path();
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+            let name = format!("{}/{stem}", folder.trim_start_matches("docs/"));
+            found.push(Source { name, text: fs::read_to_string(&path)? });
+        }
+    }
+    found.retain(|page| page.text.contains("<!-- recipe: "));
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+fn test_client(tools: &Tools, client: &str) -> anyhow::Result<()> {
+    let folder = tools.clients.join(client);
+    let config = tools.folder.join("clients.yaml");
+    fs::write(&config, "policies: []\n")?;
+    let ports = free_ports()?;
+    let _server = server(tools, &config, &ports, &tools.folder.join("clients.log"))?;
+    let url = format!("http://127.0.0.1:{}", ports[HTTP]);
+    let go = ["test", "-count=1", "./..."];
+    let commands = match client {
+        "typescript" => vec![(folder, command("npm", &["test", "--silent"]))],
+        "python" => {
+            vec![(folder, command("python3", &["-m", "unittest", "discover", "-s", "tests"]))]
+        }
+        "go" => {
+            let gin = folder.join("ginlimit");
+            vec![(folder, command("go", &go)), (gin, command("go", &go))]
+        }
+        _ => vec![(folder, tools.maven("test"))],
+    };
+    for (folder, mut command) in commands {
+        tools.run(command.env("PACEGATE_URL", &url).current_dir(folder))?;
+    }
+    Ok(())
+}
+
+fn command(program: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(words);
+    command
+}
+
+/// Runs a page in a new folder, under `node` so that programs find its packages.
+fn run_page(tools: &Tools, name: &str, text: &str) -> anyhow::Result<()> {
+    let folder = tools.folder.join("node/pages").join(name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    std::os::unix::fs::symlink(root().join("deploy"), folder.join("deploy"))?;
+    let mut page = Page { tools, folder, ports: free_ports()?, server: None, program: None };
+    for block in blocks(text)? {
+        match block {
+            Block::File { name, text } => {
+                let file = page.folder.join(&name);
+                fs::create_dir_all(file.parent().unwrap_or(&page.folder))?;
+                fs::write(file, page.with_ports(&text))?;
+                match &*name {
+                    "pacegate.yaml" => page.restart()?,
+                    "main.go" => tools.write_go_module(&page.folder)?,
+                    _ => {}
+                }
+            }
+            Block::Commands(steps) => {
+                for step in steps {
+                    page.run(&step)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A page that is being run.
+struct Page<'a> {
+    tools: &'a Tools,
+    folder: PathBuf,
+    ports: [u16; 5],
+    server: Option<Running>,
+    /// The program that was started last with `&`.
+    program: Option<Running>,
+}
+
+impl Page<'_> {
+    fn with_ports(&self, text: &str) -> String {
+        PORTS
+            .iter()
+            .zip(self.ports)
+            .fold(text.to_owned(), |text, (port, free)| text.replace(port, &free.to_string()))
+    }
+
+    /// Starts the server with new counters.
+    fn restart(&mut self) -> anyhow::Result<()> {
+        self.server = None;
+        let config = self.folder.join("pacegate.yaml");
+        self.server =
+            Some(server(self.tools, &config, &self.ports, &self.folder.join("server.log"))?);
+        Ok(())
+    }
+
+    fn run(&mut self, step: &Step) -> anyhow::Result<()> {
+        let text = self.with_ports(&step.command);
+        if let Some(program) = text.strip_suffix(" &") {
+            return self.start(program);
+        }
+        let mut command = command("timeout", &[COMMAND_SECONDS, "sh", "-c", &text]);
+        let ran = self.tools.environment(&mut command).current_dir(&self.folder).output();
+        let ran = ran.with_context(|| format!("cannot start `{text}`"))?;
+        let output = String::from_utf8_lossy(&ran.stdout);
+        let lines: Vec<&str> = output.lines().collect();
+        let is_expected = lines.len() == step.output.len()
+            && step
+                .output
+                .iter()
+                .zip(&lines)
+                .all(|(expected, line)| matches(&self.with_ports(expected), line));
+        let errors = String::from_utf8_lossy(&ran.stderr);
+        ensure!(
+            is_expected,
+            "`{text}` printed\n{output}{errors}\nexpected\n{}",
+            step.output.join("\n")
+        );
+        Ok(())
+    }
+
+    /// Starts a program instead of the previous one, and the server again, so that the counters are new.
+    fn start(&mut self, program: &str) -> anyhow::Result<()> {
+        self.program = None;
+        if self.server.is_some() {
+            self.restart()?;
+        }
+        let is_proxy =
+            ["nginx", "caddy", "haproxy", "envoy"].iter().any(|name| program.starts_with(name));
+        let port = self.ports[if is_proxy { PROXY } else { APPLICATION }];
+        let mut command = command("sh", &["-c", &format!("exec {program}")]);
+        self.tools.environment(&mut command).current_dir(&self.folder);
+        self.program = Some(Running::start(&mut command, port, &self.folder.join("program.log"))?);
+        Ok(())
+    }
+}
+
+fn server(tools: &Tools, config: &Path, ports: &[u16; 5], log: &Path) -> anyhow::Result<Running> {
+    let mut command = Command::new(tools.folder.join("bin/pacegate"));
+    command.args(["serve", "--config"]).arg(config);
+    for (option, port) in
+        [("--http", ports[HTTP]), ("--grpc", ports[GRPC]), ("--resp", ports[RESP])]
+    {
+        command.arg(option).arg(format!("127.0.0.1:{port}"));
+    }
+    Running::start(&mut command, ports[HTTP], log)
+}
+
+/// A child process that is stopped at the end.
+struct Running(Child);
+
+impl Running {
+    /// Starts a program and waits until it listens.
+    fn start(command: &mut Command, port: u16, log: &Path) -> anyhow::Result<Self> {
+        let output =
+            File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        let child = command.stdout(output.try_clone()?).stderr(output).spawn();
+        let mut running = Self(child.with_context(|| format!("cannot start {command:?}"))?);
+        for _ in 0..LISTEN_TRIES {
+            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                return Ok(running);
+            }
+            if let Some(status) = running.0.try_wait()? {
+                bail!("{command:?} ended with {status}:\n{}", fs::read_to_string(log)?);
+            }
+            pause();
+        }
+        bail!("{command:?} does not listen on port {port}:\n{}", fs::read_to_string(log)?)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Not `Child::kill`, which would leave the workers of nginx running. The process may have ended already.
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = self.0.wait();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "other programs do not report when they listen")]
+fn pause() {
+    thread::sleep(Duration::from_millis(50));
+}
+
+/// Returns ports that are free now.
+fn free_ports() -> anyhow::Result<[u16; 5]> {
+    let listeners: Vec<TcpListener> =
+        PORTS.iter().map(|_| TcpListener::bind(("127.0.0.1", 0))).collect::<Result<_, _>>()?;
+    let mut ports = [0; 5];
+    for (port, listener) in ports.iter_mut().zip(&listeners) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
+}

@@ -1,0 +1,142 @@
+//! Installs the clients and the packages that the recipes use, under `target/recipes`.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+
+use crate::{
+    charts,
+    command::{root, show},
+    servers,
+};
+
+/// Packages of the recipes, with the versions that they were tested with.
+const NPM: [&str; 1] = ["express@5.1.0"];
+const PIP: [&str; 4] = ["fastapi==0.162.4", "uvicorn", "httpx==0.28.1", "django==5.2.19"];
+
+/// The folder of everything that is installed, and the environment for the commands.
+pub(super) struct Tools {
+    pub(super) folder: PathBuf,
+    pub(super) clients: PathBuf,
+    environment: Vec<(&'static str, OsString)>,
+}
+
+impl Tools {
+    /// Copies the clients, so that builds leave no files in the checkout, and prepares the environment.
+    pub(super) fn prepare(program: &Path) -> anyhow::Result<Self> {
+        let folder = root().join("target/recipes");
+        let (bin, clients) = (folder.join("bin"), folder.join("clients"));
+        fs::create_dir_all(&bin).context("cannot create target/recipes/bin")?;
+        let link = bin.join("pacegate");
+        if link.symlink_metadata().is_ok() {
+            fs::remove_file(&link)?;
+        }
+        fs::hard_link(program, &link)
+            .or_else(|_| fs::copy(program, &link).map(drop))
+            .with_context(|| format!("cannot copy {}", program.display()))?;
+        let path = env::var_os("PATH").unwrap_or_default();
+        let servers = root().join("target/servers");
+        let own = [
+            bin,
+            folder.join("python/bin"),
+            servers.join("nginx/usr/sbin"),
+            servers.join("python/bin"),
+            servers.join("caddy/usr/bin"),
+            root().join("target/charts/bin"),
+        ];
+        let path = env::join_paths(own.into_iter().chain(env::split_paths(&path)))?;
+        let environment = vec![
+            ("PATH", path),
+            ("PACEGATE_VECTORS", root().join("clients/vectors.json").into()),
+            ("CLASSPATH", clients.join("java/target/classes").into()),
+            ("GOPATH", folder.join("go").into()),
+            ("GOFLAGS", "-modcacherw -mod=mod".into()),
+            ("PYTHONDONTWRITEBYTECODE", "1".into()),
+        ];
+        let tools = Self { folder, clients, environment };
+        tools.run(
+            Command::new("cp").args(["-r", "clients"]).arg(&tools.folder).current_dir(root()),
+        )?;
+        Ok(tools)
+    }
+
+    /// Installs the proxies and helm.
+    pub(super) fn install_programs() -> anyhow::Result<()> {
+        servers::for_recipes()?;
+        charts::provide_helm()
+    }
+
+    /// Installs the client and the packages of a language. Go does so itself when it builds.
+    pub(super) fn install_language(&self, language: &str) -> anyhow::Result<()> {
+        match language {
+            "typescript" => self.install_node(),
+            "python" => self.install_python(),
+            "java" => self.run(self.maven("compile").current_dir(self.clients.join("java"))),
+            _ => Ok(()),
+        }
+    }
+
+    fn install_node(&self) -> anyhow::Result<()> {
+        let node = self.folder.join("node");
+        fs::create_dir_all(&node)?;
+        fs::write(node.join("package.json"), "{\"private\": true}\n")?;
+        let quiet = ["install", "--no-audit", "--no-fund", "--silent"];
+        let typescript = self.clients.join("typescript");
+        self.run(Command::new("npm").args(quiet).current_dir(&typescript))?;
+        self.run(Command::new("npm").args(quiet).args(NPM).arg(&typescript).current_dir(&node))
+    }
+
+    fn install_python(&self) -> anyhow::Result<()> {
+        let python = self.folder.join("python");
+        if !python.join("bin/pip").exists() {
+            self.run(Command::new("python3").args(["-m", "venv"]).arg(&python))?;
+        }
+        let pip = ["install", "--quiet", "--disable-pip-version-check"];
+        let client = self.clients.join("python");
+        self.run(Command::new(python.join("bin/pip")).args(pip).args(PIP).arg(client))
+    }
+
+    /// Writes a `go.mod` with the clients of this checkout, instead of `go get`.
+    pub(super) fn write_go_module(&self, folder: &Path) -> anyhow::Result<()> {
+        let go = self.clients.join("go");
+        let module = fs::read_to_string(go.join("ginlimit/go.mod"))?;
+        let (client, gin) = ("github.com/pacegate/pacegate/clients/go", "ginlimit");
+        let module = module
+            .replace(&format!("module {client}/{gin}"), "module shop")
+            .replace("=> ../", &format!("=> {}", go.display()));
+        let path = go.join(gin);
+        let own = format!(
+            "require {client}/{gin} v0.1.0\n\nreplace {client}/{gin} => {}\n",
+            path.display()
+        );
+        fs::write(folder.join("go.mod"), format!("{module}\n{own}"))?;
+        fs::copy(path.join("go.sum"), folder.join("go.sum"))?;
+        Ok(())
+    }
+
+    pub(super) fn maven(&self, goal: &str) -> Command {
+        let mut command = Command::new("mvn");
+        let local = format!("-Dmaven.repo.local={}", self.folder.join("m2").display());
+        command.args(["-q", "-B", &local, goal]);
+        command
+    }
+
+    /// Runs a command with the environment of the recipes. Fails if it fails.
+    pub(super) fn run(&self, command: &mut Command) -> anyhow::Result<()> {
+        let line = show(command)?;
+        let status = self.environment(command).status();
+        let status = status.with_context(|| format!("cannot start `{line}`"))?;
+        ensure!(status.success(), "`{line}` failed");
+        Ok(())
+    }
+
+    pub(super) fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)))
+    }
+}
