@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any, Awaitable, Callable, MutableMapping, Optional
+from urllib.parse import quote
 
 from .client import Pacegate
 from .http import MAX_PATH_BYTES, rate_limit_headers, request_attributes
@@ -36,7 +37,7 @@ class RateLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        if len(scope["path"].encode()) > MAX_PATH_BYTES:
+        if len(_path(scope)) > MAX_PATH_BYTES:
             return await _answer(send, 414, "path is too long", [])
         check = self._request(scope)
         if check is None:
@@ -56,7 +57,13 @@ class RateLimit:
 
 def _attributes(scope: Scope, domain: Optional[str]) -> dict[str, Any]:
     address = (scope.get("client") or ("", 0))[0]
-    return request_attributes(address, scope["method"], scope["path"], domain)
+    return request_attributes(address, scope["method"], _path(scope), domain)
+
+
+def _path(scope: Scope) -> str:
+    """Returns the path with its percent-encodings, because the server decodes them."""
+    raw: Optional[bytes] = scope.get("raw_path")
+    return quote(scope["path"]) if raw is None else raw.split(b"?")[0].decode("latin-1")
 
 
 async def _answer(send: Send, status: int, error: str, headers: list[tuple[bytes, bytes]]) -> None:

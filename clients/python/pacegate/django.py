@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils.encoding import escape_uri_path
 
 from .client import Pacegate
 from .http import MAX_PATH_BYTES, rate_limit_headers, request_attributes
@@ -24,7 +25,7 @@ class RateLimitMiddleware:
         self._request = getattr(settings, "PACEGATE_REQUEST", _attributes)
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        if len(request.path.encode()) > MAX_PATH_BYTES:
+        if len(escape_uri_path(request.path)) > MAX_PATH_BYTES:
             return JsonResponse({"error": "path is too long"}, status=414)
         check: Optional[dict[str, Any]] = self._request(request)
         if check is None:
@@ -41,4 +42,6 @@ class RateLimitMiddleware:
 
 def _attributes(request: HttpRequest) -> dict[str, Any]:
     domain = getattr(settings, "PACEGATE_DOMAIN", None)
-    return request_attributes(request.META.get("REMOTE_ADDR", ""), request.method or "GET", request.path, domain)
+    # Django has decoded the path. The server decodes it too, so it must be encoded again.
+    path = escape_uri_path(request.path)
+    return request_attributes(request.META.get("REMOTE_ADDR", ""), request.method or "GET", path, domain)

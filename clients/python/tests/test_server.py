@@ -121,6 +121,28 @@ class Frameworks(unittest.TestCase):
         self.assertEqual(answers[2].json(), {"error": "too many requests"})
 
 
+class AsgiPath(unittest.TestCase):
+    def test_the_path_keeps_its_encoding(self):
+        from pacegate.asgi import RateLimit
+
+        bodies = []
+
+        def record(body):
+            bodies.append(json.loads(body))
+            answer = {"allowed": True, "source": "unlimited", "shadow_denied": False, "degraded": False, "revision": 1}
+            return 200, json.dumps(answer).encode()
+
+        async def app(scope, receive, send):
+            pass
+
+        limit = RateLimit(app, client=Pacegate("http://pacegate.test", failure="open", send=record), domain="shop")
+        scope = {"type": "http", "method": "GET", "path": "/a%b?c", "client": ("2001:db8::1", 1)}
+        for raw in (b"/a%25b%3Fc", None):
+            asyncio.run(limit({**scope, "raw_path": raw}, None, None))
+        expected = {"ip": "2001:db8::", "method": "GET", "path": "/a%25b%3Fc"}
+        self.assertEqual(bodies, [{"attributes": expected, "domain": "shop"}] * 2)
+
+
 class Deadline(unittest.TestCase):
     def decide(self, url, failure):
         reasons = []

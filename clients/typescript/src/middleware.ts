@@ -85,8 +85,10 @@ export function clientNetwork(address: string): string {
   return `${network.map((group) => group.toString(16)).join(":")}::`;
 }
 
+/** Returns the path without the query. A client may send a whole URL, which routers accept too. */
 function path(request: HttpRequest): string {
-  return (request.originalUrl ?? request.url ?? "/").split(/[?#]/)[0] ?? "/";
+  const target = (request.originalUrl ?? request.url ?? "/").replace(/^[a-z][a-z0-9+.-]*:\/\/[^/?#]*/i, "");
+  return target.split(/[?#]/)[0] || "/";
 }
 
 function attributes(request: HttpRequest, domain: string | undefined): CheckRequest {

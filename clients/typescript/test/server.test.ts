@@ -58,6 +58,23 @@ test("Express answers 429 with the headers of the decision", real, async () => {
   }
 });
 
+test("the path has no query and no host", async () => {
+  const targets = { "/a/b?c#d": "/a/b", "http://shop.example/login?x": "/login", "http://shop.example": "/", "//x/y": "//x/y" };
+  for (const [target, path] of Object.entries(targets)) {
+    let sent: { attributes: unknown } | undefined;
+    const answer = { allowed: true, source: "unlimited", revision: 1 };
+    const record: typeof fetch = async (_url, init) => {
+      sent = JSON.parse(String(init?.body));
+      return new Response(JSON.stringify(answer));
+    };
+    const limit = rateLimit(new Pacegate({ url: "http://pacegate.test", failure: "open", fetch: record }));
+    const request = { method: "GET", url: target, socket: { remoteAddress: "2001:db8::1" } };
+    const response = { statusCode: 200, setHeader: () => {}, end: () => assert.fail("the request was denied") };
+    await limit(request, response, assert.ifError);
+    assert.deepEqual(sent?.attributes, { ip: "2001:db8::", method: "GET", path });
+  }
+});
+
 test("a silent server is bounded by the deadline", async () => {
   const server = createServer(() => {});
   const address = await listening(server);

@@ -6,7 +6,7 @@
 //   timeline(host, data, options) -> { update(data), remove() }
 //     data.times    ascending epoch seconds: the END of each sample; at most about 2,000
 //     data.series   [{ name, values, color, kind }]: one value per time (null: unknown); `color` is "allowed",
-//                   "denied", "shadow", "true-rate" or any CSS colour; `kind` is "stack" (default; stacked, stepped
+//                   "denied", "degraded", "shadow", "true-rate" or any CSS colour; `kind` is "stack" (default; stacked, stepped
 //                   areas) or "line" (dashed if `dashed`)
 //     data.step     seconds per sample (default: the distance between the last two)
 //     data.limits   [{ value, label }]: horizontal lines; a limit far above all values is only named
@@ -14,7 +14,8 @@
 //     data.marks    [{ from, to, label }]: spans, or points if `to` is absent
 //     options       { label (for the summary), unit: "/s", height: 240, legend: true, utc: false,
 //                   axis: name of the vertical axis with its unit, format: text of a value with its unit,
-//                   span: minimum length of the axis in seconds }
+//                   span: minimum length of the axis in seconds,
+//                   cutOutliers: cut a few very high samples, and label the highest, so that the others stay visible }
 //   sparkline(host, data, options) -> { update(data) }   the same data without axes; options { label }
 //   bars(host, rows, options) -> { update(rows) }        a list of horizontal bars
 //     rows          [{ label, note, parts: [{ name, value, color }] }]; the longest row fills the width
@@ -22,14 +23,14 @@
 //   number(1234567) -> "1.23 M"    whole(1234567) -> "1,234,567"    instant(epochSeconds, stepSeconds, utc) -> text
 //
 // Colours are CSS custom properties, with defaults for light and dark: --chart-allowed, --chart-denied, --chart-shadow,
-// --chart-true-rate, --chart-limit, --chart-mark, --chart-grid, --chart-ink, --chart-quiet, --chart-card. A page that
+// --chart-degraded, --chart-true-rate, --chart-limit, --chart-mark, --chart-grid, --chart-ink, --chart-quiet, --chart-card. A page that
 // has a switch sets `data-theme="light"` or "dark" on the root element.
 
-const DARK = `--chart-allowed:#35b6d4;--chart-denied:#ff8a4a;--chart-shadow:#b5a1ff;--chart-true-rate:#e8c468;
+const DARK = `--chart-allowed:#35b6d4;--chart-denied:#ff8a4a;--chart-shadow:#b5a1ff;--chart-true-rate:#e8c468;--chart-degraded:#ff8ad8;
   --chart-limit:#ff6b6b;--chart-mark:#ffd166;--chart-grid:#ffffff14;--chart-ink:#e8ecf1;--chart-quiet:#93a0b0;
   --chart-card:#1b222c;`;
 const STYLE = `
-:where(:root){--chart-allowed:#0b86a4;--chart-denied:#dd5316;--chart-shadow:#7d62cf;--chart-true-rate:#8a6100;
+:where(:root){--chart-allowed:#0b86a4;--chart-denied:#dd5316;--chart-shadow:#7d62cf;--chart-true-rate:#8a6100;--chart-degraded:#b0127f;
   --chart-limit:#c92a2a;--chart-mark:#b07800;--chart-grid:#0f1c2e14;--chart-ink:#16202c;--chart-quiet:#5d6b7c;
   --chart-card:#ffffff;}
 @media (prefers-color-scheme:dark){:where(:root:not([data-theme=light])){${DARK}}}
@@ -46,6 +47,7 @@ const STYLE = `
   stroke-width:3px}
 .chart .mark{fill:var(--chart-mark);opacity:.16}.chart .mark-edge{stroke:var(--chart-mark);stroke-width:1.5}
 .chart text.of-mark{fill:var(--chart-mark);font-weight:600}
+.chart .outlier{fill:var(--chart-quiet)}.chart text.of-outlier{fill:var(--chart-ink);font-weight:600}
 .chart .cross{stroke:var(--chart-quiet);shape-rendering:crispEdges}
 .chart .dot{stroke:var(--chart-card);stroke-width:1.5}
 .chart-read{position:absolute;top:0;left:0;z-index:2;pointer-events:none;padding:8px 10px;border-radius:8px;
@@ -80,7 +82,7 @@ const STYLE = `
 .chart-bars .empty{color:var(--chart-quiet)}
 `;
 
-const NAMED = ["allowed", "denied", "shadow", "true-rate"];
+const NAMED = ["allowed", "degraded", "denied", "shadow", "true-rate"];
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200];
 const DAY = 86400;
 const EDGE = { left: 44, right: 12, top: 20, bottom: 24 };
@@ -99,9 +101,9 @@ export function sparkline(host, data, options = {}) {
   const view = svg("svg", { viewBox: "0 0 100 28", preserveAspectRatio: "none", height: 28 }, root);
   const update = (next) => {
     const tiers = stack(next.series);
-    const most = Math.max(1, ...tiers.flatMap((tier) => tier.top));
+    const most = Math.max(1, usualPeak(next.times.map((_, i) => Math.max(...tiers.map((tier) => tier.top[i])))));
     const x = (i) => (100 * i) / Math.max(1, next.times.length);
-    const y = (value) => 27 - (26 * value) / most;
+    const y = (value) => 27 - (26 * Math.min(value, most)) / most;
     view.replaceChildren();
     for (const tier of tiers) drawTier(view, tier, x, y);
     root.setAttribute("aria-label", summary(next, options));
@@ -138,7 +140,8 @@ export function number(value) {
     scaled /= 1000;
     unit += 1;
   }
-  const digits = scaled >= 100 || (unit === 0 && Number.isInteger(value)) ? 0 : scaled >= 10 ? 1 : 2;
+  const isWhole = scaled >= 100 || (unit === 0 && Number.isInteger(value));
+  const digits = isWhole ? 0 : scaled >= 10 ? 1 : Math.min(6, 2 + Math.max(0, Math.floor(-Math.log10(scaled))));
   const text = digits === 0 ? scaled.toFixed(0) : scaled.toFixed(digits).replace(/\.?0+$/, "");
   return (value < 0 ? "−" : "") + text + units[unit];
 }
@@ -218,7 +221,7 @@ class Timeline {
     this.first = first;
     this.last = last;
     this.x = (time) => EDGE.left + (wide * (time - first)) / Math.max(1e-9, last - first);
-    this.y = (value) => EDGE.top + high - (high * value) / most;
+    this.y = (value) => EDGE.top + high - (high * Math.min(value, most)) / most;
   }
 
   draw() {
@@ -226,7 +229,8 @@ class Timeline {
     if (!this.data || width === 0) return;
     this.view.setAttribute("viewBox", `0 0 ${width} ${this.options.height}`);
     const tiers = stack(this.series);
-    const peak = Math.max(0, ...tiers.flatMap((tier) => tier.top).filter((value) => value !== null));
+    const tops = this.data.times.map((_, i) => Math.max(0, ...tiers.map((tier) => tier.top[i] ?? 0)));
+    const peak = this.options.cutOutliers ? usualPeak(tops) : Math.max(0, ...tops);
     const near = this.data.limits.filter((limit) => limit.value <= 4 * Math.max(peak, 1));
     const ticks = valueTicks(Math.max(peak, ...near.map((limit) => limit.value * 1.08), 1e-9));
     this.place(width, ticks[ticks.length - 1]);
@@ -236,6 +240,7 @@ class Timeline {
     for (const tier of tiers) drawTier(this.plot, tier, x, this.y);
     this.drawMarks(width);
     this.drawLimits(width, near);
+    this.drawOutliers(tops, ticks[ticks.length - 1]);
     this.show(this.at, true);
   }
 
@@ -270,6 +275,21 @@ class Timeline {
       const label = { class: "of-limit", x: width - EDGE.right, y: y - 5, "text-anchor": "end" };
       svg("text", label, this.plot).textContent = text;
     }
+  }
+
+  /** Marks the samples that are higher than the chart, and labels the highest. */
+  drawOutliers(tops, most) {
+    const peak = Math.max(0, ...tops);
+    if (peak <= most) return;
+    tops.forEach((value, i) => {
+      if (value <= most) return;
+      const x = this.x(this.data.times[i] - this.step / 2);
+      svg("path", { class: "outlier", d: `M${short(x - 5)} ${EDGE.top}h10l-5 -7z` }, this.plot);
+    });
+    const x = this.x(this.data.times[tops.indexOf(peak)] - this.step / 2);
+    const isLeft = x > this.root.clientWidth / 2;
+    const label = { class: "of-outlier", x: x + (isLeft ? -9 : 9), y: EDGE.top - 4, "text-anchor": isLeft ? "end" : "start" };
+    svg("text", label, this.plot).textContent = `peak ${valueText(peak, this.options)}`;
   }
 
   drawMarks(width) {
@@ -383,6 +403,14 @@ class Timeline {
     }
     this.read.replaceChildren(head, ...lines);
   }
+}
+
+/** Returns the highest value to show. If only a few samples are much higher than all others, it is below them. */
+function usualPeak(values) {
+  const known = values.filter((value) => value > 0).sort((one, other) => one - other);
+  const peak = known[known.length - 1] ?? 0;
+  const usual = known[Math.floor(0.97 * (known.length - 1))] ?? 0;
+  return known.length >= 20 && peak > 5 * usual ? 1.5 * usual : peak;
 }
 
 /** Returns each series with its base and top: stacked series on top of each other, lines from zero. */

@@ -3,12 +3,13 @@
 import { number, timeline, whole } from "./chart.js";
 import { Refused, Unreachable, apiKey, ask, setApiKey } from "./api.js";
 import { Keys } from "./keys.js";
-import { Live, atMost, duration, make, put, rate } from "./live.js";
+import { Live, RANGES, atMost, duration, make, put, rate } from "./live.js";
 import { Policies } from "./policies.js";
 import { Health } from "./store.js";
 import { Try, curl } from "./try.js";
 
 const EVERY = 1000;
+const RANGE_EVERY = 5000;
 const THEMES = { "": ["◐", "same as system"], light: ["☀", "light"], dark: ["☾", "dark"] };
 const TILES = { all: "All", allowed: "Allowed", denied: "Denied", shadow: "Shadow denied", latency: "Decision latency" };
 const byId = (id) => document.getElementById(id);
@@ -18,8 +19,8 @@ const policies = new Policies(live, show);
 const keys = new Keys(live, say);
 const trying = new Try();
 const health = new Health(live);
-const chart = timeline(byId("timeline"), live.chart(""), { unit: "/s", span: 60, height: 260 });
-const latencyLook = { label: "Decision latency", axis: "latency", format: duration, span: 60, height: 160 };
+const chart = timeline(byId("timeline"), live.chart(""), { unit: "/s", span: 60, height: 260, cutOutliers: true });
+const latencyLook = { label: "Decision latency", axis: "latency", format: duration, span: 60, height: 160, cutOutliers: true };
 const latencyChart = timeline(byId("latency-timeline"), live.latencyChart(), latencyLook);
 const tiles = makeTiles();
 
@@ -36,6 +37,10 @@ function start() {
   byId("counted").addEventListener("change", ({ target }) => {
     live.counted = target.value;
     draw();
+  });
+  byId("range").addEventListener("change", ({ target }) => {
+    live.showRange(target.value);
+    pollRange().then(draw, failed);
   });
   byId("key-open").addEventListener("click", () => openKeys());
   byId("key-close").addEventListener("click", () => byId("key-dialog").close());
@@ -60,8 +65,10 @@ async function poll() {
   asking = true;
   clearTimeout(timer);
   try {
-    const query = live.since === null ? {} : { since: live.since };
+    const { since } = live.recent;
+    const query = since === null ? {} : { since };
     live.take(await ask("GET", "v1/live", { query }));
+    await pollRange();
     unreachable = false;
     refused = null;
     draw();
@@ -72,6 +79,17 @@ async function poll() {
     showState();
     if (!document.hidden) timer = setTimeout(poll, EVERY);
   }
+}
+
+/** Fetches the samples of a longer range, as often as a chart of this range changes visibly. */
+async function pollRange() {
+  const { range, recent } = live;
+  const isRecent = range.times.length > 0 && Date.now() - range.fetched < RANGE_EVERY;
+  if (range === recent || isRecent) return;
+  const { step, since } = range;
+  const { history } = await ask("GET", "v1/live", { query: since === null ? { step } : { step, since } });
+  range.take(history);
+  range.fetched = Date.now();
 }
 
 function failed(error) {
@@ -98,6 +116,8 @@ function draw() {
   const name = byId("shown").value;
   const title = live.counted === "units" ? "Units per second" : "Requests per second";
   put(byId("timeline-title"), title);
+  put(byId("timeline-note"), RANGES[byId("range").value].text);
+  put(byId("latency-range"), RANGES[byId("range").value].text);
   chart.update({ ...live.chart(name), label: title, axis: title.toLowerCase() });
   latencyChart.update(live.latencyChart());
   updateTiles(name);

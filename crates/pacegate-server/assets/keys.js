@@ -1,7 +1,7 @@
 // The key panels: top keys, lookup, reset and block. Keys are untrusted input: they are only inserted as
 // text.
 
-import { bars, whole } from "./chart.js";
+import { bars, instant, whole } from "./chart.js";
 import { ask, sentence } from "./api.js";
 import { duration, make, put } from "./live.js";
 
@@ -49,6 +49,7 @@ export class Keys {
     const { policy, key, blocked } = this.looked ?? {};
     // For these, only the list of blocks shows whether they are blocked.
     if (policy === AD_HOC && blocked !== this.isBlocked(policy, key)) this.show(policy, key, null);
+    if (this.looked) this.updateDecisions(policy, key);
   }
 
   /** Fills the list of policies for lookups. */
@@ -131,14 +132,41 @@ export class Keys {
     time.value = "3600";
     const button = (kind, text, onclick) => make(`button.${kind}`, { type: "button", onclick }, text);
     const reset = button("plain", "Reset budget", () => this.reset(policy, key));
-    const block = button("danger", "Block", () => this.block(policy, key, Number(time.value)));
+    const block = button("danger", "Block", () => this.confirmBlock(policy, key, Number(time.value)));
     const lift = button("plain", "Unblock", () => this.unblock(policy, key));
     const acts = make("div.buttons", {}, state ? reset : null, ...(blocked ? [lift] : [time, block]));
     const parts = [name, make("ul.limits", {}, ...limits), acts];
     const own = "These are the base limits. Its overrides depend on the request: try one below.";
     if (depends) parts.splice(1, 0, make("p.quiet", {}, own));
-    this.answer.replaceChildren(...parts);
+    this.decisions = make("div.decisions");
+    this.answer.replaceChildren(...parts, this.decisions);
     this.looked = { policy, key, blocked };
+    this.updateDecisions(policy, key);
+  }
+
+  /** Shows the recent decisions about the key. They need the same permission as the live data. */
+  async updateDecisions(policy, key) {
+    if (this.live.answer === null || this.asking) return;
+    const place = this.decisions;
+    this.asking = true;
+    try {
+      const { decisions } = await ask("GET", "v1/decisions", { query: { policy, key } });
+      const shown = JSON.stringify(decisions);
+      if (place.dataset.shown === shown) return;
+      place.dataset.shown = shown;
+      place.replaceChildren(...decisionTable(decisions));
+    } catch {
+      place.replaceChildren();
+    } finally {
+      this.asking = false;
+    }
+  }
+
+  /** Blocks a key if the user confirms it: a block denies every request of the key. */
+  async confirmBlock(policy, key, seconds) {
+    const title = `Block “${key || ALL_CLIENTS}” for ${duration(seconds)}?`;
+    const text = `Every request with this key is denied in ${policy}, until the block ends or you remove it.`;
+    if (await confirmed(title, text, "Block")) await this.block(policy, key, seconds);
   }
 
   isBlocked(policy, key) {
@@ -171,6 +199,46 @@ export class Keys {
     const isShown = this.looked?.policy === policy && this.looked?.key === key;
     if (isShown) await this.look(policy, key);
   }
+}
+
+/** Asks for confirmation. Resolves to false if the dialog is closed in any other way. */
+function confirmed(title, text, action) {
+  const byId = (id) => document.getElementById(`confirm-${id}`);
+  const dialog = byId("dialog");
+  put(byId("title"), title);
+  put(byId("text"), text);
+  put(byId("yes"), action);
+  dialog.showModal();
+  byId("no").focus();
+  // Not the event `close`: it is late, and may belong to the previous question.
+  return new Promise((done) => {
+    const finish = (answer) => {
+      dialog.close();
+      done(answer);
+    };
+    byId("yes").onclick = () => finish(true);
+    byId("no").onclick = () => finish(false);
+    dialog.oncancel = () => done(false);
+  });
+}
+
+function decisionTable(decisions) {
+  const title = make("h3", {}, "Recent decisions");
+  if (decisions.length === 0) return [title, make("p.quiet", {}, "None recorded. The server records a sample.")];
+  const heads = ["Time", "Decision", "By", "Cost", "Left"].map((name) => make("th", { scope: "col" }, name));
+  const rows = decisions.map((one) => {
+    const by = one.source === "blocked" ? `${one.policy}, blocked` : [one.policy, one.limit].filter(Boolean).join(": ");
+    const cells = [instant(one.at), decisionBadge(one), by, whole(one.cost), whole(one.remaining)];
+    return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
+  });
+  const table = make("table.small", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows));
+  return [title, make("div.scroll", {}, table)];
+}
+
+function decisionBadge({ allowed, shadow_denied: shadow, degraded, retry_after: retry }) {
+  const wait = retry === null ? "" : `, retry in ${duration(retry)}`;
+  const text = (allowed ? (shadow ? "shadow denied" : "allowed") : `denied${wait}`) + (degraded ? ", degraded" : "");
+  return make(`span.badge.${degraded ? "degraded" : shadow ? "shadow" : allowed ? "good" : "bad"}`, {}, text);
 }
 
 function standing(state) {

@@ -1,16 +1,20 @@
-// The data of the page: the last response of /v1/live, and five minutes of samples collected from many
-// responses.
+// The data of the page: the last response of /v1/live, and the samples collected from many responses.
 
-const KEPT = 300;
 const REQUESTS = ["allowed", "denied", "shadow_denied"];
-const COUNTS = [...REQUESTS, ...REQUESTS.map((count) => `${count}_units`)];
+const COUNTS = [...REQUESTS, ...REQUESTS.map((count) => `${count}_units`), "degraded"];
 const PERCENTILES = ["p50", "p99"];
+/** Seconds of a sample, and the number of samples, for each range that the server keeps. */
+export const RANGES = {
+  300: { step: 1, kept: 300, text: "Last five minutes, one sample per second, local time" },
+  3600: { step: 15, kept: 240, text: "Last hour, averages of 15 seconds, local time" },
+  86400: { step: 300, kept: 288, text: "Last 24 hours, averages of five minutes, local time" },
+};
 
-export class Live {
-  constructor() {
-    this.answer = null;
-    /** What charts and figures count: "requests" or "units". */
-    this.counted = "requests";
+/** Samples of one length. If they are longer than a second, the last one is not complete yet. */
+class History {
+  constructor({ step, kept }) {
+    this.step = step;
+    this.kept = kept;
     this.clear();
   }
 
@@ -20,20 +24,20 @@ export class Live {
     this.latency = { p50: [], p99: [] };
   }
 
-  /** The time of the newest sample, for `since`. */
+  /** The time of the newest complete sample, for `since`. */
   get since() {
-    return this.times.length ? this.times[this.times.length - 1] : null;
+    return this.times[this.times.length - (this.step > 1 ? 2 : 1)] ?? null;
   }
 
-  take(answer) {
-    const { from, step, length, policies, latency } = answer.history;
-    const restarted = this.answer !== null && this.answer.started !== answer.started;
+  take({ from, step, length, policies, latency }) {
+    if (step > 1) this.truncate(this.times.length - 1);
+    const newest = this.times[this.times.length - 1] ?? null;
     // There is a gap after our samples, from a time when the page was hidden. Start over.
-    const torn = this.since !== null && length > 0 && from > this.since + step;
+    const torn = newest !== null && length > 0 && from > newest + step;
     // The server's clock went back. Start over, so that the next response contains the whole history.
-    const behind = this.since !== null && length === 0 && from <= this.since;
-    if (restarted || torn || behind) this.clear();
-    const skip = this.since === null ? 0 : Math.max(0, Math.round((this.since - from) / step) + 1);
+    const behind = newest !== null && length === 0 && from <= newest;
+    if (torn || behind) this.clear();
+    const skip = this.times.length === 0 ? 0 : Math.max(0, Math.round((newest - from) / step) + 1);
     const taken = Math.max(0, length - skip);
     for (const name of Object.keys(policies)) this.of(name);
     for (const [name, counts] of this.samples) {
@@ -41,16 +45,22 @@ export class Live {
         const values = policies[name]?.[count] ?? [];
         // A policy added by a reload has fewer samples than the others.
         const whole = [...new Array(length - values.length).fill(0), ...values];
-        counts[count] = [...counts[count], ...whole.slice(length - taken)].slice(-KEPT);
+        counts[count] = [...counts[count], ...whole.slice(length - taken)].slice(-this.kept);
       }
     }
     for (const name of PERCENTILES) {
       const values = latency?.[name] ?? new Array(length).fill(null);
-      this.latency[name] = [...this.latency[name], ...values.slice(length - taken)].slice(-KEPT);
+      this.latency[name] = [...this.latency[name], ...values.slice(length - taken)].slice(-this.kept);
     }
     const added = Array.from({ length: taken }, (_, i) => from + (skip + i) * step);
-    this.times = [...this.times, ...added].slice(-KEPT);
-    this.answer = answer;
+    this.times = [...this.times, ...added].slice(-this.kept);
+  }
+
+  truncate(length) {
+    const cut = (values) => values.splice(Math.max(0, length));
+    cut(this.times);
+    for (const counts of this.samples.values()) COUNTS.forEach((count) => cut(counts[count]));
+    PERCENTILES.forEach((name) => cut(this.latency[name]));
   }
 
   of(name) {
@@ -61,36 +71,67 @@ export class Live {
     return this.samples.get(name);
   }
 
-  /** Returns the field of a count: of requests or of units. */
-  field(count) {
-    return this.counted === "units" ? `${count}_units` : count;
+  /** Returns a count of one policy per second, or the sum of all. */
+  perSecond(name, count) {
+    const all = name ? [this.of(name)] : [...this.samples.values()];
+    return this.times.map((_, i) => all.reduce((total, counts) => total + counts[count][i], 0) / this.step);
+  }
+}
+
+export class Live {
+  constructor() {
+    this.answer = null;
+    /** What charts and figures count: "requests" or "units". */
+    this.counted = "requests";
+    this.recent = new History(RANGES[300]);
+    /** What the charts show. */
+    this.range = this.recent;
   }
 
-  /** Returns the samples of one policy, or the sum of all, in requests or units. */
-  counts(name) {
-    const all = name ? [this.of(name)] : [...this.samples.values()];
-    const sum = (count) => this.times.map((_, i) => all.reduce((total, counts) => total + counts[count][i], 0));
-    return Object.fromEntries(REQUESTS.map((count) => [count, sum(this.field(count))]));
+  /** Selects the range of the charts, in seconds. */
+  showRange(seconds) {
+    this.range = RANGES[seconds].step === 1 ? this.recent : new History(RANGES[seconds]);
+  }
+
+  take(answer) {
+    if (this.answer !== null && this.answer.started !== answer.started) {
+      this.recent.clear();
+      this.range.clear();
+    }
+    this.recent.take(answer.history);
+    this.answer = answer;
+  }
+
+  /** Returns the recent samples of one policy, or the sum of all, in requests or units per second. */
+  counts(name, history = this.recent) {
+    const field = (count) => (this.counted === "units" ? `${count}_units` : count);
+    return Object.fromEntries(REQUESTS.map((count) => [count, history.perSecond(name, field(count))]));
   }
 
   /** Returns the data for chart.js; `last` limits it to the newest samples. */
-  chart(name, last = KEPT) {
-    const { allowed, denied, shadow_denied: shadow } = this.counts(name);
+  chart(name, history = this.range, last = history.kept) {
+    const { allowed, denied, shadow_denied: shadow } = this.counts(name, history);
     const series = [
       { name: "allowed", values: allowed.slice(-last), color: "allowed" },
       { name: "shadow denied", values: shadow.slice(-last), color: "shadow" },
       { name: "denied", values: denied.slice(-last), color: "denied" },
     ];
-    return { times: this.times.slice(-last), step: 1, series };
+    const degraded = history.perSecond(name, "degraded").slice(-last);
+    // The server counts requests that failure modes decided, not their units.
+    if (this.counted === "requests" && degraded.some((count) => count > 0)) {
+      series.push({ name: "degraded (decided by failure modes)", values: degraded, color: "degraded", kind: "line" });
+    }
+    return { times: history.times.slice(-last), step: history.step, series };
   }
 
   /** Returns the decision latency in seconds for chart.js. */
   latencyChart() {
+    const { latency, times, step } = this.range;
     const series = [
-      { name: "p99", values: this.latency.p99, color: "denied", kind: "line" },
-      { name: "p50", values: this.latency.p50, color: "allowed", kind: "line" },
+      { name: "p99", values: latency.p99, color: "denied", kind: "line" },
+      { name: "p50", values: latency.p50, color: "allowed", kind: "line" },
     ];
-    return { times: this.times, step: 1, series };
+    return { times, step, series };
   }
 }
 
@@ -100,9 +141,10 @@ export function rate(values, over = 5) {
   return newest.length === 0 ? 0 : newest.reduce((sum, value) => sum + value, 0) / newest.length;
 }
 
-/** Returns the upper bound of a latency as text. */
+/** Returns the upper bound of a latency as text. Times above 10 seconds are not measured. */
 export function atMost(seconds) {
-  return seconds === null || seconds === undefined ? "–" : `≤ ${duration(seconds)}`;
+  if (seconds === null || seconds === undefined) return "–";
+  return seconds > 10 ? "> 10 s" : `≤ ${duration(seconds)}`;
 }
 
 export function duration(seconds) {

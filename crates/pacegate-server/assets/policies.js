@@ -87,7 +87,7 @@ class Row {
       this.cells[i].title = `${whole(requests)} requests, ${whole(units)} units since the start`;
       this.cells[i].classList.toggle("none", policy[count] === 0);
     });
-    this.spark.update(live.chart(policy.name, SPARK_SAMPLES));
+    this.spark.update(live.chart(policy.name, live.recent, SPARK_SAMPLES));
     const known = policy.used !== null && policy.used !== undefined;
     const share = known ? Math.min(1, Math.max(0, policy.used)) : 0;
     this.fill.style.width = `${100 * share}%`;
@@ -132,8 +132,8 @@ export function condition({ attribute, is, values }) {
   if (is === "present") return `has ${attribute}`;
   if (is === "absent") return `no ${attribute}`;
   const signs = { "one-of": values.length > 1 ? "is one of" : "=", glob: "~", cidr: "in" };
-  const told = values.slice(0, 4).join(", ") + (values.length > 4 ? `, and ${values.length - 4} more` : "");
-  return `${attribute} ${signs[is] ?? is} ${told}`;
+  const listed = values.slice(0, 4).join(", ") + (values.length > 4 ? `, and ${values.length - 4} more` : "");
+  return `${attribute} ${signs[is] ?? is} ${listed}`;
 }
 
 function searched(policy) {

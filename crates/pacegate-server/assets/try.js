@@ -61,14 +61,14 @@ export class Try {
     }
   }
 
-  show(request, told) {
-    const covering = told.policies.filter((policy) => policy.covers);
-    const others = told.policies.filter((policy) => !policy.covers);
-    const steps = make("ol.steps", {}, ...covering.map((policy) => step(policy, told)));
-    const parts = [verdict(told, covering), steps];
+  show(request, explanation) {
+    const covering = explanation.policies.filter((policy) => policy.covers);
+    const others = explanation.policies.filter((policy) => !policy.covers);
+    const steps = make("ol.steps", {}, ...covering.map((policy) => step(policy, explanation)));
+    const parts = [verdict(explanation, covering), steps];
     if (others.length > 0) {
-      const hidden = told.omitted > 0 ? `, and ${told.omitted} more` : "";
-      const list = make("ol.steps", {}, ...others.map((policy) => step(policy, told)));
+      const hidden = explanation.omitted > 0 ? `, and ${explanation.omitted} more` : "";
+      const list = make("ol.steps", {}, ...others.map((policy) => step(policy, explanation)));
       const title = `${others.length}${hidden} that ${others.length === 1 ? "does" : "do"} not match`;
       const open = covering.length === 0 || others.length <= 3;
       parts.push(make("details", { open }, make("summary", {}, title), list));
@@ -94,24 +94,24 @@ export function curl(request) {
   return `curl ${key}-H 'Content-Type: application/json' -d '${body}' ${address}`;
 }
 
-function verdict(told, covering) {
+function verdict(explanation, covering) {
   if (covering.length === 0) {
     return make("p.verdict.good", {}, make("b", {}, "Allowed."), " No policy matches, so the request is not limited.");
   }
-  if (told.allowed) {
-    const speaks = told.policy ? ` ${told.policy} is the tightest policy, which the response reports.` : "";
+  if (explanation.allowed) {
+    const speaks = explanation.policy ? ` ${explanation.policy} is the tightest policy, which the response reports.` : "";
     return make("p.verdict.good", {}, make("b", {}, "Allowed."), speaks);
   }
-  const binding = covering.find((policy) => policy.policy === told.policy);
+  const binding = covering.find((policy) => policy.policy === explanation.policy);
   const waits = (binding?.limits ?? []).map((limit) => limit.retry_after).filter((wait) => wait !== null);
   const again = waits.length ? ` Retry in ${duration(Math.max(...waits))}.` : "";
-  return make("p.verdict.bad", {}, make("b", {}, "Denied"), ` by ${told.policy}.${again}`);
+  return make("p.verdict.bad", {}, make("b", {}, "Denied"), ` by ${explanation.policy}.${again}`);
 }
 
-function step(policy, told) {
+function step(policy, explanation) {
   const denies = policy.covers && policy.limits.some((limit) => !limit.allowed);
   const kind = !policy.covers ? "skip" : denies ? (policy.mode === "shadow" ? "shadow" : "bad") : "good";
-  const lines = [make("div.policy-name", {}, make("b", {}, policy.policy), outcome(policy, denies, told))];
+  const lines = [make("div.policy-name", {}, make("b", {}, policy.policy), outcome(policy, denies, explanation))];
   if (policy.unmet) lines.push(make("p", {}, unmet(policy.unmet)));
   if (policy.key?.length) {
     const key = policy.key.map((part) => part ?? "(missing)").join(", ");
@@ -126,11 +126,11 @@ function step(policy, told) {
   return make(`li.${kind}`, {}, ...lines);
 }
 
-function outcome(policy, denies, told) {
+function outcome(policy, denies, explanation) {
   if (!policy.covers) return make("span.badge", {}, "does not match");
   if (denies && policy.mode === "shadow") return make("span.badge.shadow", {}, "would deny (shadow mode)");
   if (denies) return make("span.badge.bad", {}, "denies");
-  return make("span.badge.good", {}, told.policy === policy.policy ? "allows, tightest" : "allows");
+  return make("span.badge.good", {}, explanation.policy === policy.policy ? "allows, tightest" : "allows");
 }
 
 function unmet({ condition: wanted, value }) {

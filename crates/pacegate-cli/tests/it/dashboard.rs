@@ -1,12 +1,6 @@
-//! Tests the dashboard in a real browser. `cargo test -p pacegate-cli --test it pictures -- --ignored`
-//! takes new screenshots for the documentation, after five minutes of traffic.
+//! Tests the dashboard in a real browser.
 
-use std::{fs, path::Path};
-
-use pacegate_testkit::{
-    Random,
-    servers::{Chromium, Flavor, Page, Port, Scheme, Server},
-};
+use pacegate_testkit::servers::{Chromium, Page, Port, Scheme};
 use serde_json::{Value, json};
 
 use crate::{
@@ -15,7 +9,7 @@ use crate::{
 };
 
 /// Policies with windows that do not end during a test.
-const POLICIES: &str = "
+pub(crate) const POLICIES: &str = "
 policies:
   - { name: login, match: { path: /login }, per: [ip], limit: 5/365d }
   - { name: api, match: { path: /api/** }, per: [user], limit: 1000/365d }
@@ -31,19 +25,19 @@ const CHECKER: &str = "the-key-that-checks";
 const HOSTILE: &str = r"<img src=x onerror=window.hit=1>";
 
 /// A server and a page with its dashboard.
-struct Shown {
-    page: Page,
+pub(crate) struct Shown {
+    pub(crate) page: Page,
     service: Service,
     http: Http,
     folder: Folder,
 }
 
 impl Shown {
-    fn start(keys: &str) -> Self {
+    pub(crate) fn start(keys: &str) -> Self {
         Self::with_config(&format!("{POLICIES}{keys}"))
     }
 
-    fn with_config(config: &str) -> Self {
+    pub(crate) fn with_config(config: &str) -> Self {
         let folder = Folder::with_config(config);
         folder.replace("boss.key", BOSS);
         folder.replace("checker.key", CHECKER);
@@ -59,21 +53,37 @@ impl Shown {
         self.http.request(method, path, None, "").unwrap().status
     }
 
-    fn check(&mut self, attributes: &Value) -> u16 {
+    pub(crate) fn check(&mut self, attributes: &Value) -> u16 {
         let body = json!({ "attributes": attributes }).to_string();
         self.http.check(Some(BOSS), &body).unwrap().status
     }
 
-    fn log_in(&mut self, ip: &str) -> u16 {
+    pub(crate) fn log_in(&mut self, ip: &str) -> u16 {
         self.check(&json!({ "path": "/login", "ip": ip }))
     }
 
-    fn origin(&self) -> String {
+    pub(crate) fn origin(&self) -> String {
         format!("http://{}/", self.service.address("http"))
     }
 
+    /// Blocks the key that the lookup shows, and confirms it.
+    pub(crate) fn block(&self) {
+        self.page.click("#lookup-answer button.danger");
+        self.page.wait_until("document.querySelector('#confirm-dialog').open");
+        self.page.click("#confirm-yes");
+    }
+
+    /// Checks that the message of the last action does not overlap an element.
+    pub(crate) fn block_message_is_above(&self, selector: &str) {
+        let box_of =
+            |selector| format!("document.querySelector('{selector}').getBoundingClientRect()");
+        let (said, other) = (box_of("#said"), box_of(selector));
+        let above = format!("{said}.bottom < {other}.top || {said}.left > {other}.right");
+        assert_eq!(self.page.evaluate(&above), true);
+    }
+
     /// Checks that the console has no errors and that the page sent requests only to its server.
-    fn assert_clean(&self) {
+    pub(crate) fn assert_clean(&self) {
         assert_eq!(self.page.complaints(), Vec::<String>::new());
         let origin = self.origin();
         let requests = self.page.requests();
@@ -85,13 +95,13 @@ impl Shown {
 }
 
 /// Returns an expression that is true if an element has exactly this text.
-fn shows(selector: &str, text: &str) -> String {
+pub(crate) fn shows(selector: &str, text: &str) -> String {
     let (selector, text) = (Value::from(selector), Value::from(text));
     format!("document.querySelector({selector})?.textContent === {text}")
 }
 
 /// Returns an expression that is true if an element is visible and contains this text.
-fn has(selector: &str, text: &str) -> String {
+pub(crate) fn has(selector: &str, text: &str) -> String {
     let (selector, text) = (Value::from(selector), Value::from(text));
     format!(
         "(() => {{ const it = document.querySelector({selector}); \
@@ -190,7 +200,7 @@ fn keys_are_shown_as_text() {
     shown.page.wait_until(&shows("#top-denied .label", HOSTILE));
     shown.page.click("#top-denied .label");
     shown.page.wait_until(&shows("#lookup-answer b", HOSTILE));
-    shown.page.click("#lookup-answer button.danger");
+    shown.block();
     shown.page.wait_until(&shows("#blocked b", HOSTILE));
     shown.page.write("#try-attributes input[aria-label='Value of path']", "/login");
     shown.page.write("#try-attributes input[aria-label='Value of ip']", HOSTILE);
@@ -266,7 +276,7 @@ fn statistics_reset_and_block_need_an_admin_key() {
     shown.page.wait_until(&has("#lookup-answer", "5 of 5 left"));
     assert_eq!(shown.log_in("203.0.113.9"), 200);
 
-    shown.page.click("#lookup-answer button.danger");
+    shown.block();
     shown.page.wait_until(&has("#said", "is blocked in login for 1 h"));
     assert_eq!(shown.log_in("203.0.113.9"), 429);
     shown.page.wait_until(&shows("#blocked b", "203.0.113.9"));
@@ -310,7 +320,7 @@ fn the_lookup_shows_the_current_state_of_a_key() {
     shown.page.evaluate(
         "document.addEventListener('pacegate-changed', e => e.stopImmediatePropagation(), true)",
     );
-    shown.page.click("#lookup-answer button.danger");
+    shown.block();
     shown.page.wait_until(&has("#lookup-answer .badge", "denied for"));
     assert!(shown.page.text("#lookup-answer .buttons").contains("Unblock"));
     assert_eq!(shown.request("DELETE", "/v1/block?policy=plans&key=alice"), 200);
@@ -318,7 +328,7 @@ fn the_lookup_shows_the_current_state_of_a_key() {
     shown.page.wait_until(&has("#said", "“alice” was not blocked in plans."));
 
     shown.page.wait_until(&has("#lookup-answer button.danger", "Block"));
-    shown.page.click("#lookup-answer button.danger");
+    shown.block();
     shown.page.wait_until(&shows("#blocked b", "alice"));
     shown.folder.replace("pacegate.yaml", POLICIES);
     assert_eq!(shown.request("POST", "/v1/reload"), 200);
@@ -501,96 +511,4 @@ fn a_hidden_page_does_not_poll() {
         .evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))");
     shown.page.wait_until("planned > 0");
     shown.assert_clean();
-}
-
-const SHOP: &str = "
-policies:
-  - name: login-per-ip
-    match: { path: /login, method: POST }
-    per: [ip]
-    limit: 5/minute sliding-window
-    failure: closed
-  - name: api-per-user
-    match: { path: /api/** }
-    per: [user]
-    limit: [40/second burst 60, 50000/hour]
-    overrides:
-      - { match: { plan: pro }, limit: 100/second }
-  - name: search
-    match: { path: /api/search }
-    limit: 50/second token-bucket
-    mode: shadow
-";
-
-#[test]
-#[ignore = "takes five minutes and writes to docs/pictures"]
-fn pictures() {
-    let redis = Server::start(Flavor::Redis);
-    let folder =
-        Folder::with_config(&format!("store: {{ url: '{}', deadline: 2s }}\n{SHOP}", redis.url()));
-    let service = Service::start(&["--config", &folder.config()]);
-    let address = service.address("http");
-    let mut http = Http::connect(address).unwrap();
-    let page = Chromium::shared().page();
-    page.resize(1200, 1160);
-    page.open(&format!("http://{address}/"));
-    for tick in 0..1_500 {
-        shop(&mut http, tick);
-        page.evaluate("new Promise(done => setTimeout(done, 200 - Date.now() % 200))");
-    }
-    draw(&page, "dashboard-light", Scheme::Light, "body");
-    let block = json!({ "policy": "login-per-ip", "key": "198.51.100.7" }).to_string();
-    let kind = json!({ "content-type": "application/json" });
-    page.evaluate(&format!(
-        "fetch('v1/block', {{ method: 'POST', headers: {kind}, body: {} }}).then(() => 0)",
-        Value::from(block)
-    ));
-    page.click("#top-denied .label");
-    page.write("#try-attributes input[aria-label='Value of path']", "/login");
-    page.write("#try-attributes input[aria-label='Value of method']", "POST");
-    page.write("#try-attributes input[aria-label='Value of ip']", "203.0.113.9");
-    page.press("Enter");
-    page.wait_until(&has("#try-answer", "Denied"));
-    page.wait_until(&shows("#blocked b", "198.51.100.7"));
-    page.resize(1200, 1060);
-    draw(&page, "dashboard-dark", Scheme::Dark, "#lookup");
-    page.resize(390, 844);
-    draw(&page, "dashboard-phone", Scheme::Light, "body");
-}
-
-/// Simulates a fifth of a second of a shop: day and night, a client that guesses passwords, and searches.
-fn shop(http: &mut Http, tick: u64) {
-    let mut random = Random::new(tick);
-    let mut requests = Vec::new();
-    let mut ask = |attributes: Value| requests.push(json!({ "attributes": attributes }));
-    let hour = (tick % 700).abs_diff(350) / 8;
-    for _ in 0..20 + hour + random.below(6) {
-        // A few users send most requests.
-        let user = random.below(24).min(random.below(24)).min(random.below(24));
-        let path = if random.below(5) == 0 { "/api/search" } else { "/api/items" };
-        ask(json!({ "path": path, "user": format!("user-{user}") }));
-    }
-    if (560..800).contains(&tick) || tick > 1_240 {
-        for _ in 0..14 + random.below(5) {
-            ask(json!({ "path": "/login", "method": "POST", "ip": "203.0.113.9" }));
-        }
-    }
-    let ip = format!("198.51.100.{}", random.below(12));
-    ask(json!({ "path": "/login", "method": "POST", "ip": ip }));
-    let body = json!({ "requests": requests }).to_string();
-    let answer = http.request("POST", "/v1/check/batch", None, &body).unwrap();
-    assert_eq!(answer.status, 200, "{answer:?}");
-}
-
-/// Takes a screenshot with an element at the top of the window.
-fn draw(page: &Page, name: &str, scheme: Scheme, top: &str) {
-    page.prefer(scheme);
-    let place = format!("document.querySelector({}).offsetTop - 76", Value::from(top));
-    page.evaluate(&format!("scrollTo({{ top: {place}, behavior: 'instant' }})"));
-    page.evaluate("document.activeElement.blur()");
-    let picture = page.picture();
-    assert!(picture.len() < 150_000, "{name}: {} bytes", picture.len());
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pictures");
-    fs::create_dir_all(&folder).unwrap();
-    fs::write(folder.join(format!("{name}.png")), picture).unwrap();
 }

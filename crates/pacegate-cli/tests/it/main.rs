@@ -9,6 +9,8 @@ mod clients;
 mod control_plane;
 mod curl;
 mod dashboard;
+mod dashboard_operations;
+mod dashboard_pictures;
 mod deploy;
 mod doc_blocks;
 mod doctor;

@@ -255,7 +255,7 @@ fn a_pipe_gets_text_or_json() {
         assert!(text.starts_with(&format!("Pacegate 0.1.0 at {url}\nup ")), "{text}");
         assert!(
             text.contains(
-                "\nBUSIEST   ALLOWED  DENIED  KEY\nper-user        1       0  al\\u{1b}[2Jice\n"
+                "\nBUSIEST   ALLOWED  DENIED  SHADOW  KEY\nper-user        1       0       0  al\\u{1b}[2Jice\n"
             ),
             "{text}"
         );

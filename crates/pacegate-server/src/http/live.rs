@@ -60,8 +60,8 @@ struct LivePolicy {
     policy: PolicyModel,
     #[serde(flatten)]
     counts: DecisionCounts,
-    /// Highest used share of a limit among the busiest keys, from 0 to 1. For policies with overrides: among the keys of
-    /// recent decisions. Null if unknown.
+    /// Highest used share of a limit among the busiest keys, from 0 to 1. For policies with overrides: among the keys
+    /// of recent decisions. Null if unknown.
     used: Option<f64>,
 }
 

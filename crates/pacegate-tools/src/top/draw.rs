@@ -13,7 +13,7 @@ use ratatui::{
 use super::{
     data::{Listener, Live, Policy, Store, TopKey},
     view::{MAX_SECONDS, Pane, View},
-    words::{Bar, Worst, bars, percent, rate, seconds, shown, time},
+    words::{Bar, Worst, at_most, bars, fit, key_name, percent, rate, seconds, shown, time},
 };
 use crate::grouped;
 
@@ -84,8 +84,8 @@ impl View {
         let Some(live) = &self.live else { return };
         match pane {
             Pane::Policies => self.draw_policies(skipped, frame, inner),
-            Pane::Traffic => draw_keys(&live.busiest, skipped, frame, inner),
-            Pane::Denied => draw_keys(&live.most_denied, skipped, frame, inner),
+            Pane::Traffic => draw_keys(live, &live.busiest, skipped, frame, inner),
+            Pane::Denied => draw_keys(live, &live.most_denied, skipped, frame, inner),
         }
     }
 
@@ -119,9 +119,9 @@ impl View {
         }
         let room = if room >= 10 { usize::from(room) } else { 0 };
         let row = |policy: &&Policy| {
-            let mut cells = vec![Cell::from(shown(&policy.name))];
+            let mut cells = vec![Cell::from(fit(&shown(&policy.name), name))];
             if is_wide {
-                cells.push(Cell::from(limits(policy)).dim());
+                cells.push(Cell::from(fit(&limits(policy), limit)).dim());
             }
             cells.extend(self.figures(policy).into_iter().take(figures.len()).map(Cell::from));
             let (seconds, end) = self.history(&policy.name);
@@ -247,7 +247,7 @@ pub(super) fn store(store: &Store) -> String {
 /// Returns the connections of a listener, and its decision latency in the last minute.
 pub(super) fn connections_and_latency(listener: &Listener) -> String {
     let latency = match (listener.latency.p50, listener.latency.p99) {
-        (Some(p50), Some(p99)) => format!(", p50 ≤ {}, p99 ≤ {}", seconds(p50), seconds(p99)),
+        (Some(p50), Some(p99)) => format!(", p50 {}, p99 {}", at_most(p50), at_most(p99)),
         _ => String::new(),
     };
     format!("{} connections{latency}", grouped(listener.connections))
@@ -297,33 +297,39 @@ fn drawn(bars: &[Bar]) -> Line<'static> {
     Line::from(pieces.map(span).collect::<Vec<_>>())
 }
 
-fn draw_keys(keys: &[TopKey], skipped: usize, frame: &mut Frame<'_>, area: Rect) {
+fn draw_keys(live: &Live, keys: &[TopKey], skipped: usize, frame: &mut Frame<'_>, area: Rect) {
     let number = |count: u64, color: Color| {
         let line = Line::from(grouped(count)).right_aligned();
         Cell::from(if count > 0 { line.fg(color) } else { line.dim() })
     };
-    let row = |top: &TopKey| {
-        let key = Cell::from(shown(&top.key));
-        let (allowed, denied) = (number(top.allowed, Color::Green), number(top.denied, Color::Red));
-        Row::new([allowed, denied, key, Cell::from(shown(&top.policy)).dim()])
-    };
-    let rows: Vec<_> = keys.iter().skip(skipped).map(row).collect();
+    let has_shadow = keys.iter().any(|top| outcomes(live, top)[2] > 0);
+    let columns = if has_shadow { 3 } else { 2 };
     let name = keys.iter().map(|top| top.policy.len()).max().unwrap_or(0);
     let name = u16::try_from(name).unwrap_or(u16::MAX).clamp(6, area.width.max(24) / 4);
-    let heads = [
-        Line::from("ALLOWED").right_aligned(),
-        Line::from("DENIED").right_aligned(),
-        Line::from("KEY"),
-        Line::from("POLICY"),
-    ];
-    let widths = [
-        Constraint::Length(7),
-        Constraint::Length(7),
-        Constraint::Fill(1),
-        Constraint::Length(name),
-    ];
+    let room = area.width.saturating_sub(8 * columns + name + 1);
+    let row = |top: &TopKey| {
+        let counts = outcomes(live, top).into_iter().zip([Color::Green, Color::Red, Color::Yellow]);
+        let counts = counts.take(usize::from(columns)).map(|(count, color)| number(count, color));
+        let key = Cell::from(fit(&key_name(&top.key), room));
+        Row::new(counts.chain([key, Cell::from(fit(&shown(&top.policy), name)).dim()]))
+    };
+    let rows: Vec<_> = keys.iter().skip(skipped).map(row).collect();
+    let figures = ["ALLOWED", "DENIED", "SHADOW"].into_iter().take(usize::from(columns));
+    let heads = figures.map(|head| Line::from(head).right_aligned());
+    let heads = heads.chain([Line::from("KEY"), Line::from("POLICY")]);
+    let widths = (0..columns).map(|_| Constraint::Length(7));
+    let widths = widths.chain([Constraint::Fill(1), Constraint::Length(name)]);
     let heads = Row::new(heads).style(Style::new().add_modifier(Modifier::DIM));
     frame.render_widget(Table::new(rows, widths).header(heads).column_spacing(1), area);
+}
+
+/// Returns the allowed, denied and shadow-denied requests of a key. A policy in shadow mode denies nothing.
+pub(super) fn outcomes(live: &Live, top: &TopKey) -> [u64; 3] {
+    let policy = live.policies.iter().find(|policy| policy.name == top.policy);
+    match policy.is_some_and(|policy| policy.mode == "shadow") {
+        true => [top.allowed, 0, top.denied],
+        false => [top.allowed, top.denied, 0],
+    }
 }
 
 fn draw_help(frame: &mut Frame<'_>, area: Rect) {

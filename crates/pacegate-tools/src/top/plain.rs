@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::{
-    data::TopKey,
-    draw::{connections_and_latency, limits, store, uptime},
+    data::{Live, TopKey},
+    draw::{connections_and_latency, limits, outcomes, store, uptime},
     view::{MAX_SECONDS, View},
-    words::{bars, percent, rate, shown, time},
+    words::{bars, key_name, percent, rate, shown, time},
 };
 use crate::grouped;
 
@@ -36,14 +36,14 @@ pub fn plain(view: &View) -> String {
     for (title, keys) in [("busiest", &live.busiest), ("most denied", &live.most_denied)] {
         if !keys.is_empty() {
             line(String::new());
-            line(table(&top(title, keys)));
+            line(table(&top(live, title, keys)));
         }
     }
     if !live.blocked.is_empty() {
         line(String::new());
     }
     for block in &live.blocked {
-        line(format!("blocked: {} of {}", shown(&block.key), shown(&block.policy)));
+        line(format!("blocked: {} of {}", key_name(&block.key), shown(&block.policy)));
     }
     text
 }
@@ -73,11 +73,12 @@ fn policies(view: &View) -> TextRows {
     TextRows { left: 2, rows }
 }
 
-fn top(title: &str, keys: &[TopKey]) -> TextRows {
-    let head = [&title.to_uppercase(), "ALLOWED", "DENIED", "KEY"];
+fn top(live: &Live, title: &str, keys: &[TopKey]) -> TextRows {
+    let head = [&title.to_uppercase(), "ALLOWED", "DENIED", "SHADOW", "KEY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(keys.iter().map(|top| {
-        vec![shown(&top.policy), grouped(top.allowed), grouped(top.denied), shown(&top.key)]
+        let [allowed, denied, shadow] = outcomes(live, top).map(grouped);
+        vec![shown(&top.policy), allowed, denied, shadow, key_name(&top.key)]
     }));
     TextRows { left: 1, rows }
 }

@@ -128,7 +128,7 @@ fn a_small_screen_shows_one_pane_at_a_time() {
         [
             "┌ 2 Keys by traffic ───────────────────┐",
             "│ALLOWED  DENIED KEY          POLICY   │",
-            "│     10      90 203.0.113.9  login-per│",
+            "│     10      90 203.0.113.9  login-pe…│",
             "│      7       0 a\\u{1b}[2J   search   │",
         ]
     );
@@ -137,6 +137,28 @@ fn a_small_screen_shows_one_pane_at_a_time() {
     for (width, height) in [(1, 1), (5, 3), (20, 8), (300, 2), (2, 100)] {
         screen(&view, width, height);
     }
+}
+
+#[test]
+fn shadow_denials_and_the_key_of_all_clients_are_named() {
+    let mut value = response(START, START + 10, 10, 4, 1);
+    let long = "x".repeat(60);
+    value["busiest"] = json!([
+        { "policy": "search", "key": "", "allowed": 5, "denied": 3 },
+        { "policy": "login-per-ip", "key": long, "allowed": 1, "denied": 2 },
+    ]);
+    let mut view = view();
+    view.take(live(value));
+    press(&mut view, KeyCode::Tab);
+    assert_eq!(
+        screen(&view, 60, 10)[2..5],
+        [
+            "│ALLOWED  DENIED  SHADOW KEY                   POLICY      │",
+            "│      5       0       3 all clients           search      │",
+            "│      1       2       0 xxxxxxxxxxxxxxxxxxxx… login-per-ip│",
+        ]
+    );
+    assert!(plain(&view).contains("search              5       0       3  all clients\n"));
 }
 
 #[test]
@@ -305,12 +327,12 @@ login-per-ip  5/minute sliding-window         40         5         0       80   
 search        30/minute (shadow)               2         0         1        0   \
 12,345      67       0  24,690     -           ██████
 
-BUSIEST       ALLOWED  DENIED  KEY
-login-per-ip       10      90  203.0.113.9
-search              7       0  a\\u{1b}[2J
+BUSIEST       ALLOWED  DENIED  SHADOW  KEY
+login-per-ip       10      90       0  203.0.113.9
+search              7       0       0  a\\u{1b}[2J
 
-MOST DENIED   ALLOWED  DENIED  KEY
-login-per-ip       10      90  203.0.113.9
+MOST DENIED   ALLOWED  DENIED  SHADOW  KEY
+login-per-ip       10      90       0  203.0.113.9
 
 blocked: \\u{202e}b of login-per-ip
 ";

@@ -16,6 +16,25 @@ pub(super) fn shown(text: &str) -> String {
     shown
 }
 
+/// Returns a key for display. The empty key is that of a policy with one counter for all clients.
+pub(super) fn key_name(key: &str) -> String {
+    if key.is_empty() { "all clients".to_owned() } else { shown(key) }
+}
+
+/// Shortens a text to a number of columns. An ellipsis marks a cut.
+pub(super) fn fit(text: &str, columns: u16) -> String {
+    let columns = usize::from(columns);
+    if text.chars().count() <= columns {
+        return text.to_owned();
+    }
+    text.chars().take(columns.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// Formats the upper bound of a latency. The server does not measure times above 10 seconds.
+pub(super) fn at_most(bound: f64) -> String {
+    if bound > 10.0 { "> 10s".to_owned() } else { format!("≤ {}", seconds(bound)) }
+}
+
 /// Formats a rate per second. A small nonzero rate is never shown as 0.
 pub(super) fn rate(count: u64, seconds: u64) -> String {
     if seconds == 0 || count == 0 {
@@ -130,6 +149,15 @@ mod tests {
         );
         let shares = [None, Some(0.0), Some(0.934), Some(7.0), Some(f64::NAN)].map(percent);
         assert_eq!(shares, ["-", "0%", "93%", "100%", "-"]);
+    }
+
+    #[test]
+    fn cut_texts_end_with_an_ellipsis() {
+        let fitted =
+            [("alice", 5), ("alice", 4), ("äöü", 2), ("a", 0)].map(|(text, n)| fit(text, n));
+        assert_eq!(fitted, ["alice", "ali…", "ä…", "…"]);
+        assert_eq!(["", "a\n"].map(key_name), ["all clients", "a\\n"]);
+        assert_eq!([0.5, 10.0, 10.000_001].map(at_most), ["≤ 500ms", "≤ 10s", "> 10s"]);
     }
 
     fn drawn(seconds: &[[u32; 3]], end: u64, width: usize, most: usize) -> String {
