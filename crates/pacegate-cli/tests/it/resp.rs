@@ -148,7 +148,7 @@ fn requests_are_decided_by_policies() {
 #[test]
 fn invalid_commands_get_errors() {
     let service = resp_only(&[]);
-    let usage = "-ERR syntax error: expected [COST n]";
+    let usage = "-ERR syntax error: expected [COST n | SPENT n]";
     for (words, answer) in [
         (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR syntax error: expected CL.THROTTLE key max_burst"),
         (&[b"THROTTLE", b"k", b"0", b"1", b"1"], "-ERR a burst must be at least 1"),
@@ -175,6 +175,7 @@ fn invalid_commands_get_errors() {
             "-ERR duplicate attribute 'a'",
         ),
         (&[b"PACEGATE.CHECK", b"COST", b"1", b"cost", b"2", b"ATTR", b"a", b"b"], usage),
+        (&[b"PACEGATE.CHECK", b"COST", b"1", b"SPENT", b"2", b"ATTR", b"a", b"b"], usage),
         (&[b"PACEGATE.CHECK", b"DOMAIN", b"a", b"DOMAIN", b"b", b"ATTR", b"a", b"b"], usage),
         (&[b"PACEGATE.PEEK", b"KEY", b"a", b"LIMIT", b"1/day", b"KEY", b"b"], usage),
         (&[b"SET", b"a", b"b"], "-ERR unknown command 'SET'"),

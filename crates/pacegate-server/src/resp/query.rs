@@ -37,7 +37,7 @@ impl<'a> Query<'a> {
                 return query.complete();
             }
             let mut before = words[..words.len() - rest.len()].chunks(2);
-            let is_again = before.any(|pair| pair[0].eq_ignore_ascii_case(option));
+            let is_again = before.any(|pair| is_same_option(pair[0], option));
             if is_again && !option.eq_ignore_ascii_case(b"LIMIT") {
                 return Err(CommandError::Usage(USAGE));
             }
@@ -166,6 +166,13 @@ pub(super) fn write(decision: &Decision, to: &mut Replies) {
     to.boolean(decision.is_shadow_denied());
     to.bulk("degraded");
     to.boolean(decision.is_degraded());
+}
+
+/// Returns `true` if two options cannot be given together. `COST` and `SPENT` both set the cost.
+fn is_same_option(one: &[u8], other: &[u8]) -> bool {
+    let is_cost =
+        |option: &[u8]| [&b"COST"[..], b"SPENT"].iter().any(|it| it.eq_ignore_ascii_case(option));
+    one.eq_ignore_ascii_case(other) || (is_cost(one) && is_cost(other))
 }
 
 fn text<'a>(name: &'static str, word: &'a [u8], bounds: &Bounds) -> Result<&'a str, CommandError> {
