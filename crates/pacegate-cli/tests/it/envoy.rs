@@ -6,7 +6,7 @@ use std::{
     net::{SocketAddr, TcpListener},
     os::unix::fs::symlink,
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -321,4 +321,39 @@ fn a_redis_that_is_30_ms_away_is_used_if_the_caller_allows_it() {
     // Envoy's default leaves too little time.
     grpc.timeout = Some("20m");
     assert!(grpc.ask(None, "edge", &[("user", "b")]).unwrap().degraded);
+}
+
+/// A shadow rule and a repeated descriptor do not make the others wait for each other.
+#[test]
+fn descriptors_are_decided_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    let shadow = "  - key: ip\n    shadow_mode: true\n    \
+                  rate_limit: { unit: year, requests_per_unit: 1 }\n";
+    fs::write(folder.path().join("config/edge.yaml"), format!("{RULES}{shadow}")).unwrap();
+    let server = Server::start(Flavor::Redis);
+    let proxy = Proxy::start(server.address());
+    let address = proxy.address();
+    let variables = [
+        ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+        ("REDIS_URL", &*address),
+        ("REDIS_TIMEOUT", "10s"),
+    ];
+    let service = Service::start_with(&[], &variables);
+    let descriptor =
+        |(key, value)| format!(r#"{{"entries":[{{"key":"{key}","value":"{value}"}}]}}"#);
+    let users = ["a", "b", "c", "d", "e", "f", "a", "a"].map(|user| descriptor(("user", user)));
+    let all = [&[descriptor(("ip", "x"))], &users[..]].concat().join(",");
+    let question = format!(r#"{{"domain": "edge", "descriptors": [{all}]}}"#);
+    let mut http = Http::connect(service.address("http")).unwrap();
+    assert_eq!(hits(&service, "edge", 1), 200);
+    let delay = Duration::from_millis(300);
+    proxy.set_delay(delay);
+    let begun = Instant::now();
+    // Three hits of `a`, after the first one above, exceed 2.
+    let answer = http.request("POST", "/json", None, &question).unwrap();
+    let codes: Vec<_> = answer.json()["statuses"].as_array().unwrap().to_vec();
+    let denied = codes.iter().filter(|status| status["code"] == "OVER_LIMIT").count();
+    assert_eq!((answer.status, codes.len(), denied), (429, 9, 2), "{codes:?}");
+    assert!(begun.elapsed() < 7 * delay, "{:?}", begun.elapsed());
 }

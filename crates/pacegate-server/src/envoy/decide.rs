@@ -1,5 +1,6 @@
 //! Decides a request of Envoy.
 
+use futures_util::future::{join, join_all};
 use pacegate::{Charge, CheckError, Decision, Source, StoreError};
 use prost::Message;
 use smallvec::SmallVec;
@@ -223,48 +224,60 @@ async fn independent(
     // A descriptor with a single enforced limit needs no combined decision.
     let is_plain = planned.charges.iter().all(|charge| charge.enforced)
         && planned.parts.iter().all(|part| part.range.len() <= 1)
-        && !has_repeats(&planned.charges);
-    if is_plain {
-        let (mut answers, mut decisions) = (Vec::new(), Vec::new());
-        engine.check_each(&planned.charges, &mut answers).await;
-        for answer in answers {
-            decisions.push(answer?);
+        && !(0..planned.parts.len()).any(|place| shares_counter(planned, place));
+    let decisions = match is_plain {
+        true => {
+            let mut answers = Vec::new();
+            engine.check_each(&planned.charges, &mut answers).await;
+            answers.into_iter().collect::<Result<_, _>>()?
         }
-        return Ok(results(resolved, planned, &decisions));
-    }
-    let mut all = SmallVec::new();
-    for (place, part) in planned.parts.iter().enumerate() {
-        let charges = &planned.charges[part.range.clone()];
-        let decisions = match charges.is_empty() {
-            true => Vec::new(),
-            false => engine.verdict(charges, None).await?.each,
-        };
-        let one = RequestCharges {
-            charges: charges.iter().copied().collect(),
-            parts: SmallVec::from_iter([DescriptorCharges {
-                range: 0..charges.len(),
-                ..part.clone()
-            }]),
-        };
-        all.extend(results(&resolved[place..=place], &one, &decisions));
-    }
-    Ok(all)
+        false => decide_parts(engine, planned).await?,
+    };
+    Ok(results(resolved, planned, &decisions))
 }
 
-/// Returns whether two charges may have the same counter.
-fn has_repeats(charges: &[Charge<'_>]) -> bool {
+/// Decides all descriptors at once, except that those with the same counter are decided in their order. Returns the
+/// decisions in the order of the charges.
+async fn decide_parts(
+    engine: &Engine,
+    planned: &RequestCharges<'_>,
+) -> Result<Vec<Decision>, CheckError> {
+    let decide = async |place: usize| {
+        let decided = match &planned.charges[planned.parts[place].range.clone()] {
+            [] => Ok(Vec::new()),
+            charges => engine.verdict(charges, None).await.map(|verdict| verdict.each),
+        };
+        (place, decided)
+    };
+    let (in_order, at_once): (Vec<_>, Vec<_>) =
+        (0..planned.parts.len()).partition(|&place| shares_counter(planned, place));
+    let in_order = async {
+        let mut decided = Vec::new();
+        for place in in_order {
+            decided.push(decide(place).await);
+        }
+        decided
+    };
+    let (mut decided, others) = join(in_order, join_all(at_once.into_iter().map(&decide))).await;
+    decided.extend(others);
+    decided.sort_unstable_by_key(|(place, _)| *place);
+    let mut decisions = Vec::with_capacity(planned.charges.len());
+    for (_, decided) in decided {
+        decisions.extend(decided?);
+    }
+    Ok(decisions)
+}
+
+/// Returns whether a descriptor may have a counter in common with another one.
+fn shares_counter(planned: &RequestCharges<'_>, place: usize) -> bool {
     let is_same = |one: &Charge<'_>, other: &Charge<'_>| {
         (one.policy, one.key) == (other.policy, other.key)
             && one.limit.period() == other.limit.period()
     };
-    let mut rest = charges;
-    while let Some((first, others)) = rest.split_first() {
-        if others.iter().any(|other| is_same(first, other)) {
-            return true;
-        }
-        rest = others;
-    }
-    false
+    let range = &planned.parts[place].range;
+    let (before, rest) = planned.charges.split_at(range.start);
+    let (own, after) = rest.split_at(range.len());
+    own.iter().any(|one| before.iter().chain(after).any(|other| is_same(one, other)))
 }
 
 /// Refunds the charges if all quotas are exceeded: the store cannot decide that several quotas deny only together.
