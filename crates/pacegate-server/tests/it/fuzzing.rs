@@ -31,12 +31,12 @@ impl Edit {
         | Self::Repeat(place, _)
         | Self::Cut(place)) = self;
         let at = place.index(input.len() + 1);
-        let end = |length: &usize| (at + length).min(input.len());
+        let rest = input.len() - at;
         match self {
-            Self::Byte(_, byte) => drop(input.splice(at..end(&1), [*byte])),
+            Self::Byte(_, byte) => drop(input.splice(at..at + rest.min(1), [*byte])),
             Self::Insert(_, bytes) => drop(input.splice(at..at, bytes.iter().copied())),
-            Self::Remove(_, length) => drop(input.drain(at..end(length))),
-            Self::Repeat(_, length) => input.extend_from_within(at..end(length)),
+            Self::Remove(_, length) => drop(input.drain(at..at + rest.min(*length))),
+            Self::Repeat(_, length) => input.extend_from_within(at..at + rest.min(*length)),
             Self::Cut(_) => input.truncate(at),
         }
     }
