@@ -40,6 +40,10 @@ pub(super) struct Check {
     #[arg(long, value_name = "N", default_value_t = 1)]
     cost: u64,
 
+    /// The units are already spent: record them in full, even if they exceed a limit
+    #[arg(long)]
+    spent: bool,
+
     /// Number of checks
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
@@ -80,15 +84,18 @@ async fn decide(args: &Check, limits: &[Limit]) -> Result<ExitCode, CommandError
     let mut output = BufWriter::new(io::stdout().lock());
     let mut code = ExitCode::SUCCESS;
     for time in 1..=args.times {
-        let response = decider.decide(&args.request, inline, args.cost).await.map_err(|error| {
-            let hint = match error.downcast_ref() {
-                Some(LocalError::Check(_)) => {
-                    "use a smaller cost, or a limit with a burst such as '5/minute burst 20'"
-                }
-                _ => decider::hint(&error, "check that the server is running, and see its log"),
-            };
-            CommandError::new(error, "cannot decide", hint)
-        })?;
+        let response = decider
+            .decide(&args.request, inline, (args.cost, args.spent))
+            .await
+            .map_err(|error| {
+                let hint = match error.downcast_ref() {
+                    Some(LocalError::Check(_)) => {
+                        "use a smaller cost, or a limit with a burst such as '5/minute burst 20'"
+                    }
+                    _ => decider::hint(&error, "check that the server is running, and see its log"),
+                };
+                CommandError::new(error, "cannot decide", hint)
+            })?;
         code = ExitCode::from(u8::from(response.value["allowed"] != true));
         match args.json {
             true => writeln!(output, "{}", response.text),

@@ -208,20 +208,24 @@ impl Decider {
         &self,
         request: &RequestArgs,
         inline: Option<InlineLimits<'_>>,
-        cost: u64,
+        (cost, spent): (u64, bool),
     ) -> anyhow::Result<Response> {
         match self {
             Self::Local(engine) => {
                 let text = match inline {
                     Some(InlineLimits { key, limits }) => {
-                        engine.check_inline(key, limits, cost).await?
+                        engine.check_inline(key, limits, cost, spent).await?
                     }
-                    None => engine.check(&request.to_request(cost)).await?,
+                    None => {
+                        let request = request.to_request(cost);
+                        let request = if spent { request.spent() } else { request };
+                        engine.check(&request).await?
+                    }
                 };
                 Ok(Response { value: serde_json::from_str(&text)?, text })
             }
             Self::Server(client) => {
-                let body = body(request, inline, cost);
+                let body = body(request, inline, (cost, spent));
                 let (status, answer) = client.ask("/v1/check", Some(body)).await?;
                 parse_response(status, &answer, &[200, 429], &["allowed"])
             }
@@ -230,8 +234,12 @@ impl Decider {
 }
 
 /// Returns the request body of a check.
-fn body(request: &RequestArgs, inline: Option<InlineLimits<'_>>, cost: u64) -> Bytes {
-    let body = match inline {
+fn body(
+    request: &RequestArgs,
+    inline: Option<InlineLimits<'_>>,
+    (cost, spent): (u64, bool),
+) -> Bytes {
+    let mut body = match inline {
         Some(InlineLimits { key, limits }) => {
             let limits: Vec<_> = limits.iter().map(Limit::to_string).collect();
             json!({ "key": key, "limit": limits, "cost": cost })
@@ -240,6 +248,9 @@ fn body(request: &RequestArgs, inline: Option<InlineLimits<'_>>, cost: u64) -> B
             json!({ "domain": request.domain, "attributes": attributes(request), "cost": cost })
         }
     };
+    if spent {
+        body["spent"] = true.into();
+    }
     body.to_string().into()
 }
 

@@ -417,7 +417,9 @@ impl Inner {
                 None => Ok(Started::Compensating(cells)),
             };
         }
-        self.draw(charges, &cells);
+        if !is_recorded {
+            self.draw(charges, &cells);
+        }
         self.send(cells, 1, id).map(Started::Sent)
     }
 

@@ -17,7 +17,7 @@ use crate::{
     audit::Audit,
     config::{Settings, StoreSettings},
     engine::Engine,
-    envoy::{HitStats, WrittenRule},
+    envoy::{HitStats, QuotaRegistry, WrittenRule},
     live::Live,
 };
 
@@ -34,6 +34,7 @@ pub(crate) struct ActiveConfig {
     config_servers: Mutex<BTreeMap<String, bool>>,
     live: Live,
     audit: Audit,
+    quotas: QuotaRegistry,
 }
 
 /// One version of the configuration.
@@ -100,6 +101,7 @@ impl ActiveConfig {
             config_servers: Mutex::default(),
             live: Live::new(),
             audit: Audit::default(),
+            quotas: QuotaRegistry::default(),
         }
     }
 
@@ -162,6 +164,11 @@ impl ActiveConfig {
     /// Returns the audit log.
     pub(crate) fn audit(&self) -> &Audit {
         &self.audit
+    }
+
+    /// Returns the needs of Envoy's quota buckets.
+    pub(crate) fn quotas(&self) -> &QuotaRegistry {
+        &self.quotas
     }
 
     /// Marks the server as shutting down: readiness checks fail, and open requests are still answered.

@@ -81,7 +81,7 @@ impl LocalEngine {
         self.answer(self.engine.check(request).await?)
     }
 
-    /// Decides a key by inline limits. Returns the decision as JSON.
+    /// Decides a key by inline limits. `spent`: the cost is recorded in full. Returns the decision as JSON.
     ///
     /// # Errors
     ///
@@ -91,9 +91,11 @@ impl LocalEngine {
         key: &str,
         limits: &[Limit],
         cost: u64,
+        spent: bool,
     ) -> Result<String, LocalError> {
         let charge = |&limit: &Limit| {
-            Charge::new(PolicyName::INLINE, KeyRef::new(key.as_bytes()), limit).cost(cost)
+            let charge = Charge::new(PolicyName::INLINE, KeyRef::new(key.as_bytes()), limit);
+            if spent { charge.cost(cost).spent() } else { charge.cost(cost) }
         };
         let charges: Vec<_> = limits.iter().map(charge).collect();
         self.answer(self.engine.verdict(&charges, None).await?.decision)

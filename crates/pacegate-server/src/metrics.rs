@@ -22,6 +22,7 @@ use prometheus_client::{
 
 use crate::{
     active_config::{ActiveConfig, State},
+    envoy::QuotaStats,
     service::Listener,
 };
 
@@ -244,6 +245,7 @@ impl Collector for Scrape {
         families.decisions(active)?;
         families.listeners(active.live().listeners())?;
         families.config(active)?;
+        families.quotas(&active.quotas().stats())?;
         match active.state() {
             State::Memory(store) => families.memory(store),
             State::Redis(store) => families.redis(&store.stats()),
@@ -346,6 +348,21 @@ impl Families<'_> {
         let samples = servers.into_iter().map(|(server, is)| ([("server", server)], u64::from(is)));
         let help = "1 if the config server is connected, otherwise 0";
         self.gauges("pacegate_config_server_connected", help, samples)
+    }
+
+    fn quotas(&mut self, stats: &QuotaStats) -> fmt::Result {
+        let help = "Quota buckets of connected Envoys";
+        self.gauge("pacegate_envoy_quota_buckets", help, stats.buckets)?;
+        let help = "Messages of Envoy's quota streams";
+        let messages = [("received", stats.reports), ("sent", stats.responses)];
+        let messages = messages.map(|(kind, count)| ([("direction", kind.to_owned())], count));
+        self.counters("pacegate_envoy_quota_messages", help, messages)?;
+        let help = "Units assigned to Envoys in advance";
+        self.counter("pacegate_envoy_quota_units", help, stats.units)?;
+        let help = "Requests that Envoys decided with assigned units, as they reported them";
+        let requests = [("allowed", stats.allowed), ("denied", stats.denied)];
+        let requests = requests.map(|(kind, count)| ([("outcome", kind.to_owned())], count));
+        self.counters("pacegate_envoy_quota_requests", help, requests)
     }
 
     fn memory(&mut self, store: &MemoryStore) -> fmt::Result {

@@ -17,6 +17,7 @@ mod doctor;
 mod drain;
 mod envoy;
 mod envoy_front;
+mod envoy_quota;
 mod envoy_recorded;
 mod examples;
 mod explain;

@@ -102,8 +102,9 @@ fn read_pacegate(
     settings.may_limit_nothing = policies.is_some_and(<[_]>::is_empty);
     // Read the store first: its layout determines which limits it can count.
     Reader { file, environment, problems: &mut problems }.read(&config, &mut settings);
-    let policies =
-        policies::policies(policies.unwrap_or_default(), &settings.layout, &mut problems);
+    let sections = policies.unwrap_or_default();
+    settings.envoy_quotas = policies::envoy_quotas(sections);
+    let policies = policies::policies(sections, &settings.layout, &mut problems);
     settings.policies = policies.unwrap_or(settings.policies);
     problems.finish(Some(settings))
 }

@@ -1,6 +1,9 @@
 //! The section `policies`.
 
-use std::{collections::HashMap, slice};
+use std::{
+    collections::{BTreeSet, HashMap},
+    slice,
+};
 
 use pacegate::{
     Algorithm, Limit, PolicySet,
@@ -22,6 +25,7 @@ use super::{
     spanned::{At, Either, Entries, Form, Forms, Texts},
     text::share,
 };
+use crate::envoy::MIN_QUOTA_PERIOD;
 
 /// A named rule: the requests that it covers, the attributes that they are counted by, and their limits.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -102,6 +106,12 @@ pub(crate) struct PolicySection {
     /// while another process holds unspent units.
     #[schemars(with = "Option<Either<u64, String>>", example = 50, example = "5%")]
     lease: Option<At<String>>,
+
+    /// Lets Envoy's `rate_limit_quota` filter use the policy: Envoy gets units in advance and decides without a call for
+    /// each request. Needs fixed windows of at least 10 seconds; excludes `lease` and the shadow mode. Other clients can
+    /// use the policy too.
+    #[schemars(with = "Option<bool>", extend("default" = false))]
+    envoy_quota: Option<At<bool>>,
 
     /// The hash tag of the keys of this policy on a cluster. Policies of one request with the same tag are charged in
     /// one step.
@@ -216,6 +226,13 @@ impl JsonSchema for AlgorithmName {
     }
 }
 
+impl PolicySection {
+    /// Returns the position of `envoy_quota` if it is set.
+    fn envoy_quota_location(&self) -> Option<Location> {
+        self.envoy_quota.as_ref().filter(|quota| quota.value).map(|quota| quota.location)
+    }
+}
+
 impl Forms for FailureSection {
     const EXPECTED: &'static str =
         "`open`, `closed`, `local`, or `local` with a share, as in `{local: 1/3}`";
@@ -266,6 +283,12 @@ pub(super) fn policies(
         return None;
     }
     PolicySet::new(policies).map_err(|error| problems.add(Location::UNKNOWN, error)).ok()
+}
+
+/// Returns the names of the policies with `envoy_quota`.
+pub(super) fn envoy_quotas(sections: &[At<PolicySection>]) -> BTreeSet<PolicyName> {
+    let quotas = sections.iter().filter(|section| section.value.envoy_quota_location().is_some());
+    quotas.filter_map(|section| section.value.name.value.parse().ok()).collect()
 }
 
 fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>) -> Option<Policy> {
@@ -327,6 +350,7 @@ impl Draft<'_> {
         }
         if problems.count() == before {
             self.check_layout(problems);
+            self.check_envoy_quota(problems);
         }
         if problems.count() > before {
             return None;
@@ -353,6 +377,28 @@ impl Draft<'_> {
         }
         if let Some(lease) = &self.section.lease {
             problems.take(lease.location, supported(self.layout, &[], true));
+        }
+    }
+
+    /// Adds a problem if assignments of units to Envoy could not keep the limits.
+    fn check_envoy_quota(&self, problems: &mut Problems<'_>) {
+        let Some(quota) = self.section.envoy_quota_location() else { return };
+        if self.policy.lease.is_some() {
+            problems.add(quota, "`envoy_quota` excludes `lease`: remove one of them");
+        }
+        if self.policy.mode == Mode::Shadow {
+            problems.add(quota, "`envoy_quota` needs `mode: enforce`: Envoy can only deny");
+        }
+        for limits in std::iter::once(&self.limits).chain(&self.overrides) {
+            for (limit, location) in limits.limits.iter().zip(&limits.locations) {
+                if limit.algorithm() != Algorithm::FixedWindow || limit.period() < MIN_QUOTA_PERIOD
+                {
+                    let message = format!(
+                        "`envoy_quota` cannot keep the limit `{limit}`: use a fixed window of at least 10s"
+                    );
+                    problems.add(*location, message);
+                }
+            }
         }
     }
 

@@ -1,8 +1,8 @@
 //! The whole file, and the settings that it is read into. Each section is declared in the file that reads it.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use pacegate::{PolicySet, policy::FailureMode};
+use pacegate::{PolicyName, PolicySet, policy::FailureMode};
 use pacegate_http::{HeaderStyle, Headers, ResetStyle};
 use pacegate_redis::Layout;
 use schemars::JsonSchema;
@@ -157,6 +157,8 @@ pub struct Settings {
     pub count_denied: bool,
     /// All policies, including those of the rules for Envoy's descriptors.
     pub policies: PolicySet,
+    /// The policies with `envoy_quota`.
+    pub(crate) envoy_quotas: BTreeSet<PolicyName>,
     /// True if the configuration states that it has no policies, instead of just having none.
     pub(crate) may_limit_nothing: bool,
     /// The rules for Envoy's descriptors.
@@ -235,6 +237,7 @@ impl Settings {
             layout: Layout::native(),
             count_denied: false,
             policies,
+            envoy_quotas: BTreeSet::new(),
             may_limit_nothing: false,
             rules: Arc::default(),
             inline_failure: FailureMode::default(),

@@ -16,6 +16,7 @@ mod pattern;
 pub(crate) mod proto;
 mod resolve;
 mod response;
+mod rlqs;
 mod rules;
 #[cfg(test)]
 mod rules_tests;
@@ -31,6 +32,7 @@ pub(crate) use file::{FileError, RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
 pub(crate) use json::{JsonRequest, JsonResponse};
 pub(crate) use options::EnvoyOptions;
+pub(crate) use rlqs::{MIN_PERIOD as MIN_QUOTA_PERIOD, QuotaRegistry, QuotaStats};
 pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
 pub(crate) use stats::{HitStats, Pages, StatsSettings, Statsd};

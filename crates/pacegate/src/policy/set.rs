@@ -172,6 +172,17 @@ pub enum PolicyError {
         /// The limit.
         limit: Limit,
     },
+    /// The algorithm cannot record a charge that exceeds the limit.
+    #[error(
+        "policy `{policy}` records charges in full, which `{limit}` does not support: \
+         leave `record_in_full` out, or use another algorithm"
+    )]
+    RecordAlgorithm {
+        /// The policy.
+        policy: PolicyName,
+        /// The limit.
+        limit: Limit,
+    },
     /// A pattern for paths is too long after its normalization.
     #[error(
         "policy `{0}` has a pattern for `path` that is too long: a pattern has at most 127 characters"
@@ -228,6 +239,7 @@ impl PolicySet {
             for limits in std::iter::once(&policy.limits).chain(replaced) {
                 check_limits(policy.name, limits)?;
                 check_lease(policy, limits)?;
+                check_record(policy, limits)?;
             }
         }
         let inner = Arc::new(CompiledPolicies::compile(policies));
@@ -443,6 +455,18 @@ fn check_lease(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
     match limits.iter().find(|limit| !limit.algorithm().can_be_leased()) {
         Some(&limit) => Err(PolicyError::LeaseAlgorithm { policy, limit }),
         None => Ok(()),
+    }
+}
+
+/// Rejects a policy that records charges in full, if one of its limits cannot.
+fn check_record(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
+    let rejects =
+        |limit: &&Limit| limit.amount() > 0 && !policy.excess(limit).under(limit).is_recorded();
+    match limits.iter().find(rejects) {
+        Some(&limit) if policy.record_in_full => {
+            Err(PolicyError::RecordAlgorithm { policy: policy.name, limit })
+        }
+        _ => Ok(()),
     }
 }
 

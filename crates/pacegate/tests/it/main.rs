@@ -10,6 +10,7 @@ mod clock_steps;
 mod conformance;
 mod contention;
 mod costs;
+mod debt;
 mod extension;
 mod failure;
 mod flood;

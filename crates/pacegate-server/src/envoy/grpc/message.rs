@@ -9,10 +9,58 @@ use prost::Message;
 use tokio::time::timeout;
 
 use super::reply::{Failure, GrpcCode};
-use crate::{config::Bounds, service::Share};
+use crate::{
+    config::Bounds,
+    service::{Held, Share},
+};
 
 /// Length of the message prefix: the compression flag, and four bytes for the length.
 pub(in crate::envoy) const PREFIX: usize = 5;
+
+/// The messages of a client's stream, each of at most `max` bytes.
+pub(super) struct MessageStream {
+    body: Incoming,
+    buffer: BytesMut,
+    max: usize,
+    share: Option<Arc<Share>>,
+    /// Counts the bytes of `buffer`.
+    held: Option<Held>,
+}
+
+impl MessageStream {
+    pub(super) fn new(body: Incoming, max: usize, share: Option<Arc<Share>>) -> Self {
+        Self { body, buffer: BytesMut::new(), max, share, held: None }
+    }
+
+    /// Waits for the next message. `None` at the end of the stream. Can be cancelled.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        loop {
+            if let Some(length) = self.message_length()? {
+                let message = self.buffer.split_to(length).freeze();
+                self.held = None;
+                return unframed(message, self.max).map(Some);
+            }
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            let frame =
+                frame.map_err(|_| Failure::new(GrpcCode::Internal, "the request is incomplete"))?;
+            let Ok(data) = frame.into_data() else { continue };
+            self.buffer.extend_from_slice(&data);
+            self.held = None;
+            self.held =
+                self.share.as_ref().map(|share| share.hold(self.buffer.len())).transpose()?;
+        }
+    }
+
+    /// Returns the length of the first message with its prefix, if all of it has arrived.
+    fn message_length(&self) -> Result<Option<usize>, Failure> {
+        let Some(mut length) = self.buffer.get(1..PREFIX) else { return Ok(None) };
+        let length = usize::try_from(length.get_u32()).unwrap_or(usize::MAX);
+        if length > self.max {
+            return Err(Failure::new(GrpcCode::ResourceExhausted, "the request is too large"));
+        }
+        Ok(Some(PREFIX + length).filter(|length| *length <= self.buffer.len()))
+    }
+}
 
 /// Reads the message of a call, of at most `max` bytes. A message that has already arrived needs no timer.
 pub(super) async fn receive(

@@ -1,8 +1,9 @@
-//! The gRPC listener: unary calls over HTTP/2.
+//! The gRPC listener: one file for each service.
 
 mod health;
 pub(super) mod message;
 mod preface;
+mod quota;
 mod ratelimit;
 mod reply;
 #[cfg(test)]
@@ -50,6 +51,8 @@ pub(crate) struct Grpc {
 pub(crate) const CODES: [&str; 2] = ["ok", "error"];
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+const STREAM_QUOTAS: &str =
+    "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 const HEALTH_WATCH: &str = "/grpc.health.v1.Health/Watch";
 
@@ -156,7 +159,7 @@ fn metadata_bytes(bounds: &Bounds) -> u32 {
 }
 
 async fn respond(
-    active: &ActiveConfig,
+    active: &Arc<ActiveConfig>,
     watch: &Arc<Watch>,
     drain: &Drain,
     request: Request<Incoming>,
@@ -178,6 +181,10 @@ async fn respond(
     }
     let answered = match request.uri().path() {
         SHOULD_RATE_LIMIT => ratelimit::should_rate_limit(active, watch, request).await,
+        STREAM_QUOTAS => match quota::stream(active, watch, drain, request) {
+            Ok(reply) => return reply,
+            Err(failure) => Err(failure),
+        },
         HEALTH_CHECK => health::check(active, watch, request).await,
         HEALTH_WATCH => match health::asked_service(active, watch, request).await {
             Ok(service) => return health::watch(&service, watch, drain),

@@ -10,8 +10,9 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use hyper::body::{Body, Frame};
+use tokio::{sync::mpsc::Receiver, time::Instant};
 
-use super::super::decide::EnvoyError;
+use super::super::{decide::EnvoyError, rlqs::SessionError};
 use crate::service::TooMuch;
 
 /// A failed call.
@@ -42,11 +43,16 @@ pub(super) type CallResult = Result<(Bytes, bool), Failure>;
 /// Resolves when something happens.
 pub(super) type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A message with trailers, or an empty body.
+/// A message of a stream, which is dropped if it is not sent before the instant.
+pub(super) type StreamMessage = (Bytes, Instant);
+
+/// A message with trailers, a stream of messages, or an empty body.
 pub(super) struct Reply {
     message: Option<Bytes>,
     /// A later message, and the event before it.
     pub(super) later: Option<(Event, Bytes)>,
+    /// Messages of a stream, until one is a failure.
+    stream: Option<Receiver<Result<StreamMessage, Failure>>>,
     trailers: Option<HeaderMap>,
 }
 
@@ -56,11 +62,7 @@ const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// Creates a trailers-only response.
 pub(super) fn failed(failure: &Failure) -> Response<Reply> {
     let mut response = Response::new(Reply::EMPTY);
-    let headers = response.headers_mut();
-    headers.insert(STATUS, HeaderValue::from(failure.code as u16));
-    if let Ok(message) = HeaderValue::from_str(&escape(&failure.message)) {
-        headers.insert(MESSAGE, message);
-    }
+    *response.headers_mut() = failure.headers();
     response
 }
 
@@ -79,6 +81,16 @@ fn escape(message: &str) -> String {
 impl Failure {
     pub(super) const fn new(code: GrpcCode, message: &'static str) -> Self {
         Self { code, message: Cow::Borrowed(message) }
+    }
+
+    /// Returns the headers or trailers with the status.
+    fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::with_capacity(2);
+        headers.insert(STATUS, HeaderValue::from(self.code as u16));
+        if let Ok(message) = HeaderValue::from_str(&escape(&self.message)) {
+            headers.insert(MESSAGE, message);
+        }
+        headers
     }
 }
 
@@ -103,17 +115,29 @@ impl From<EnvoyError> for Failure {
     }
 }
 
+impl From<SessionError> for Failure {
+    fn from(error: SessionError) -> Self {
+        Self { code: GrpcCode::InvalidArgument, message: Cow::Owned(error.to_string()) }
+    }
+}
+
 impl Reply {
-    pub(super) const EMPTY: Self = Self { message: None, later: None, trailers: None };
+    pub(super) const EMPTY: Self =
+        Self { message: None, later: None, stream: None, trailers: None };
 
     pub(super) fn message(message: Bytes) -> Self {
         let mut trailers = HeaderMap::with_capacity(1);
         trailers.insert(STATUS, HeaderValue::from_static("0"));
-        Self { message: Some(message), later: None, trailers: Some(trailers) }
+        Self { message: Some(message), later: None, stream: None, trailers: Some(trailers) }
+    }
+
+    /// Creates a reply with the messages of a stream.
+    pub(super) fn stream(messages: Receiver<Result<StreamMessage, Failure>>) -> Self {
+        Self { stream: Some(messages), message: None, ..Self::message(Bytes::new()) }
     }
 
     pub(super) fn is_failure(&self) -> bool {
-        self.message.is_none()
+        self.message.is_none() && self.stream.is_none()
     }
 }
 
@@ -131,13 +155,25 @@ impl Body for Reply {
             std::task::ready!(event.as_mut().poll(context));
             self.message = self.later.take().map(|(_, message)| message);
         }
-        let message = self.message.take().map(Frame::data);
-        let frame = message.or_else(|| self.trailers.take().map(Frame::trailers));
+        let mut message = self.message.take();
+        while message.is_none()
+            && let Some(stream) = &mut self.stream
+        {
+            match std::task::ready!(stream.poll_recv(context)) {
+                Some(Ok((_, deadline))) if deadline <= Instant::now() => {}
+                Some(Ok((next, _))) => message = Some(next),
+                Some(Err(failure)) => {
+                    (self.stream, self.trailers) = (None, Some(failure.headers()));
+                }
+                None => self.stream = None,
+            }
+        }
+        let frame = message.map(Frame::data).or_else(|| self.trailers.take().map(Frame::trailers));
         Poll::Ready(frame.map(Ok))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.message.is_none() && self.trailers.is_none()
+        self.message.is_none() && self.stream.is_none() && self.trailers.is_none()
     }
 }
 

@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeMap,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -13,7 +14,7 @@ use hyper::{
     client::conn::http2::{SendRequest, handshake},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pacegate::{Limiter, PolicySet};
+use pacegate::{Limiter, Policy, PolicySet};
 use prost::Message;
 use sha2::{Digest, Sha256};
 use tokio::{
@@ -28,6 +29,10 @@ use super::{
         proto::{
             Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
             RateLimitResponse, Unit,
+        },
+        rlqs::proto::{
+            Action, BlanketRule, BucketAction, BucketId, BucketUsage, QuotaResponse, StrategyKind,
+            UsageReports,
         },
         rules::Rules,
     },
@@ -415,4 +420,99 @@ fn a_key_comes_after_its_scheme() {
         assert_eq!(bearer(&headers), key);
     }
     assert_eq!(bearer(&HeaderMap::new()), None);
+}
+
+const QUOTAS: &str =
+    "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
+
+fn quota_settings() -> Settings {
+    let policy = |name: &str, domain: &str| {
+        let mut policy = Policy::new(name, ["100/365d"]);
+        domain.clone_into(&mut policy.domain);
+        policy.per(["k"])
+    };
+    let policies = [policy("quota", "d"), policy("other", "undeclared")];
+    let mut settings = Settings::new(PolicySet::new(policies).unwrap());
+    settings.envoy_quotas.insert("quota".parse().unwrap());
+    settings
+}
+
+/// A report of the first request of a bucket, which was denied.
+fn report(domain: &str) -> Bytes {
+    let attributes = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
+    let usage = BucketUsage { id: Some(BucketId { attributes }), denied: 1, ..Default::default() };
+    let reports = UsageReports { domain: domain.to_owned(), usages: vec![usage] };
+    framed(&reports.encode_to_vec())
+}
+
+/// Returns the strategies of the only message.
+async fn strategies(client: &mut Client, domain: &str) -> Vec<StrategyKind> {
+    let (message, status, text) = call(client, QUOTAS, report(domain), None).await;
+    assert_eq!((status, &*text), (0, ""));
+    let response = QuotaResponse::decode(message.slice(5..)).unwrap();
+    let strategy = |action: BucketAction| match action.action.unwrap() {
+        Action::Assign(assignment) => assignment.strategy.unwrap().kind.unwrap(),
+        Action::Abandon(_) => panic!("abandoned"),
+    };
+    response.actions.into_iter().map(strategy).collect()
+}
+
+#[tokio::test]
+async fn assigned_units_are_charged_first() {
+    let (server, mut client) = connect(quota_settings()).await;
+    let mut assigned = 0;
+    for _ in 0..30 {
+        let all = strategies(&mut client, "d").await;
+        assert_eq!(all[0], StrategyKind::Blanket(BlanketRule::DenyAll.into()));
+        let tokens = match all.get(1) {
+            Some(StrategyKind::TokenBucket(bucket)) => bucket.max_tokens,
+            Some(other) => panic!("{other:?}"),
+            None => 0,
+        };
+        assigned += u64::from(tokens);
+        let request = pacegate::Request::new().in_domain("d").with("k", "v").cost(0);
+        let left = server.active.revision().engine.check(&request).await.unwrap().remaining();
+        assert_eq!(assigned + left, 100);
+    }
+    assert_eq!(assigned, 100, "all of them");
+    let stats = server.active.quotas().stats();
+    assert_eq!((stats.reports, stats.responses, stats.units, stats.buckets), (30, 30, 100, 0));
+}
+
+#[tokio::test]
+async fn policies_without_quotas_deny_and_unlimited_buckets_pass() {
+    let (_server, mut client) = connect(quota_settings()).await;
+    let blanket = |rule: BlanketRule| vec![StrategyKind::Blanket(rule.into())];
+    assert_eq!(strategies(&mut client, "undeclared").await, blanket(BlanketRule::DenyAll));
+    assert_eq!(strategies(&mut client, "unknown").await, blanket(BlanketRule::AllowAll));
+}
+
+#[tokio::test]
+async fn a_quota_stream_ends_with_its_status() {
+    let mut settings = quota_settings();
+    settings.security.credentials = vec![Credential {
+        name: "edge".into(),
+        sha256: Sha256::digest("secret").into(),
+        scope: Scope::Check,
+        domains: Some(vec!["d".into()]),
+        inline: false,
+    }];
+    let (server, mut client) = connect(settings).await;
+    let mut status = async |body: Bytes, key| {
+        let response = send(&mut client, QUOTAS, body, key).await;
+        let headers = response.headers().clone();
+        let body = response.into_body().collect().await.unwrap();
+        let trailers = body.trailers().cloned().unwrap_or_default();
+        let status = headers.get("grpc-status").or(trailers.get("grpc-status")).unwrap();
+        status.to_str().unwrap().parse::<u32>().unwrap()
+    };
+    assert_eq!(status(report("d"), None).await, 16);
+    assert_eq!(status(report("other"), Some("secret")).await, 7);
+    assert_eq!(status(report("d"), Some("secret")).await, 0);
+    assert_eq!(status(report(""), Some("secret")).await, 3);
+    assert_eq!(status(framed(&[0xff]), Some("secret")).await, 3);
+    let two_domains = [report("d"), report("other")].concat();
+    assert_eq!(status(two_domains.into(), Some("secret")).await, 3);
+    assert_eq!(status(framed(&vec![0; 300 << 10]), Some("secret")).await, 8);
+    assert_eq!(server.active.quotas().stats().buckets, 0);
 }

@@ -1,0 +1,140 @@
+//! Charges that are recorded in full, even if they exceed a limit.
+
+use std::time::Duration;
+
+use pacegate::{
+    Charge, Excess, Limit, Limiter, ManualClock, Policy, PolicySet, Request, SharedLimiter,
+    StoreError, policy::PolicyError,
+};
+
+use crate::{RATE_ALGORITHMS, limiter, shared::Double};
+
+fn alice() -> Request<'static> {
+    Request::new().with("key", "alice")
+}
+
+#[test]
+fn debt_is_paid_back_before_the_next_request() {
+    for text in
+        ["10/minute", "10/minute sliding-window", "10/minute sliding-log", "10/minute burst 10"]
+    {
+        let (limiter, clock) = limiter(text);
+        let spent = limiter.check_request(&alice().cost(17).spent()).unwrap();
+        assert!(!spent.is_allowed(), "{text}");
+        for cost in [1, 4, 10] {
+            let denied = limiter.check_cost("alice", cost).unwrap();
+            assert!(!denied.is_allowed(), "{text}");
+            let wait = denied.retry_after().unwrap();
+            clock.advance(wait - Duration::from_micros(1));
+            assert!(!limiter.check_cost("alice", cost).unwrap().is_allowed(), "{text}: too early");
+            clock.advance(Duration::from_micros(1));
+            assert!(limiter.check_cost("alice", cost).unwrap().is_allowed(), "{text}: {cost}");
+            limiter.reset("alice");
+            let _ = limiter.check_request(&alice().cost(17).spent()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_fixed_window_carries_its_debt() {
+    let (limiter, clock) = limiter("10/minute");
+    let _ = limiter.check_request(&alice().cost(18).spent()).unwrap();
+    assert_eq!(limiter.peek("alice").reset_after(), Duration::from_secs(120));
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(limiter.peek("alice").remaining(), 2);
+    limiter.refund("alice", 3);
+    assert_eq!(limiter.peek("alice").remaining(), 5);
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(limiter.peek("alice").remaining(), 10);
+}
+
+#[test]
+fn debt_has_a_maximum() {
+    let policy = |max| Policy::new("tokens", ["10/minute"]).per(["key"]).max_debt(max);
+    for (max, windows) in [(0, 1), (5, 2), (25, 4)] {
+        let clock = ManualClock::new();
+        let builder = Limiter::builder().policies(PolicySet::new([policy(max)]).unwrap());
+        let limiter = builder.clock(clock).build().unwrap();
+        let decision = limiter.check_request(&alice().cost(u64::MAX).spent()).unwrap();
+        assert!(!decision.is_allowed());
+        assert_eq!(decision.reset_after(), Duration::from_secs(60 * windows), "{max}");
+    }
+}
+
+#[test]
+fn spent_units_are_recorded_by_every_limit() {
+    let policies = [
+        Policy::new("short", ["2/minute"]).per(["key"]),
+        Policy::new("long", ["100/hour"]).per(["key"]),
+        Policy::new("permits", ["1/30s concurrency"]).per(["key"]),
+    ];
+    let builder = Limiter::builder().policies(PolicySet::new(policies).unwrap());
+    let limiter = builder.clock(ManualClock::new()).build().unwrap();
+    let denied = limiter.check_request(&alice().cost(7).spent()).unwrap();
+    assert_eq!((denied.is_allowed(), denied.policy().unwrap().as_str()), (false, "short"));
+    let plan = limiter.charges().plan(&alice());
+    let each = limiter.charges().check_batch(&plan.charges(0).unwrap()).unwrap().each;
+    let remaining: Vec<_> = each.iter().map(|decision| decision.remaining()).collect();
+    assert_eq!(remaining, [0, 93, 1]);
+}
+
+#[test]
+fn a_denied_request_takes_nothing_but_its_recorded_charges() {
+    let limiter = Limiter::builder().limit("1/second").clock(ManualClock::new()).build().unwrap();
+    for algorithm in RATE_ALGORITHMS {
+        let limit = |amount| Limit::per_hour(amount).with_algorithm(algorithm).unwrap();
+        let policy = algorithm.name().parse().unwrap();
+        let exact = Charge::new(policy, "exact", limit(5));
+        let counted = Charge::new(policy, "counted", limit(2)).excess(Excess::Count);
+        let check = |cost| {
+            let charges = [exact.cost(cost), counted.cost(cost)];
+            limiter.charges().check(&charges).unwrap().is_allowed()
+        };
+        assert_eq!([check(2), check(2), check(0)], [true, false, false], "{algorithm}");
+        let left = limiter.charges().check(&[exact.cost(0)]).unwrap().remaining();
+        assert_eq!(left, 3, "{algorithm}");
+        limiter.charges().refund(&[counted.cost(2)]);
+        assert!(limiter.charges().check(&[counted.cost(0)]).unwrap().is_allowed(), "{algorithm}");
+        assert!(!limiter.charges().check(&[counted]).unwrap().is_allowed(), "{algorithm}: full");
+    }
+}
+
+#[test]
+fn permits_cannot_be_recorded_in_full() {
+    let policy = Policy::new("jobs", ["3/minute concurrency"]).record_in_full();
+    let error = PolicySet::new([policy]).unwrap_err();
+    assert!(matches!(error, PolicyError::RecordAlgorithm { .. }), "{error}");
+}
+
+#[test]
+fn a_wait_records_only_the_attempt_that_is_admitted() {
+    let policies = PolicySet::new([Policy::new("api", ["2/minute"]).per(["key"]).record_in_full()]);
+    let builder = Limiter::builder().policies(policies.unwrap()).clock(ManualClock::new());
+    let limiter = builder.build().unwrap();
+    assert!(limiter.check_cost("alice", 2).unwrap().is_allowed());
+    let waited = pollster::block_on(limiter.until_ready("alice", Duration::ZERO));
+    assert!(waited.is_err());
+    assert_eq!(limiter.peek("alice").reset_after(), Duration::from_secs(60), "no debt");
+}
+
+#[test]
+fn only_local_counting_records_during_an_outage() {
+    use pacegate::policy::FailureMode::{Closed, Open};
+    let policy = |name: &str| Policy::new(name, ["4/minute"]).per(["key"]);
+    for (policy, allowed) in [
+        (policy("open").failing(Open), true),
+        (policy("closed").failing(Closed), false),
+        (policy("local"), false),
+    ] {
+        let clock = ManualClock::new();
+        let (store, is_local) = (Double::new(&clock), policy.name.as_str() == "local");
+        store.fail(StoreError::TimedOut);
+        let builder = SharedLimiter::builder(store).clock(clock);
+        let limiter = builder.policies(PolicySet::new([policy]).unwrap()).build().unwrap();
+        let decision = pollster::block_on(limiter.check_request(&alice().cost(6).spent())).unwrap();
+        assert_eq!((decision.is_allowed(), decision.is_degraded()), (allowed, true));
+        if is_local {
+            assert_eq!(decision.reset_after(), Duration::from_secs(120));
+        }
+    }
+}
