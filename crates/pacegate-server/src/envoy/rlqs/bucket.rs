@@ -50,8 +50,8 @@ const MIN_MEASURED: Duration = Duration::from_secs(1);
 /// The shortest time between two assignments of a bucket, so that a tight limit does not lead to a message for each
 /// request.
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
-/// New tokens replace unused ones. If units are scarce, new tokens are sent shortly after the old ones are expected to be
-/// used up, so that few are lost.
+/// New tokens replace unused ones. If units are scarce, new tokens are sent shortly after the old ones are expected to
+/// be used up, so that few are lost.
 const SCARCE_DELAY: Duration = Duration::from_millis(100);
 /// Otherwise new tokens are sent earlier, so that no request is denied.
 const AMPLE_LEAD: Duration = Duration::from_millis(500);
