@@ -31,7 +31,9 @@ fn copy_folder(docs: &Path, folder: &Path, target: &Path) -> anyhow::Result<()> 
         } else if is_shown(inside) {
             let copy = target.join(inside);
             fs::create_dir_all(copy.parent().unwrap_or(target))?;
-            match inside.extension().is_some_and(|extension| extension == "md") {
+            // The table of contents names files, not pages.
+            let is_contents = inside == Path::new("SUMMARY.md");
+            match inside.extension().is_some_and(|extension| extension == "md") && !is_contents {
                 true => fs::write(copy, rewrite_links(&super::read(&path)?, inside))?,
                 false => fs::copy(&path, copy).map(drop)?,
             }
@@ -70,10 +72,18 @@ fn rewrite_prose(prose: &str, page: &Path) -> String {
         let end = part.find([')', ' ']).unwrap_or(part.len());
         let (target, rest) = part.split_at(end);
         rewritten.push_str("](");
-        rewritten.push_str(&repository_link(target, page).unwrap_or_else(|| target.to_owned()));
+        rewritten.push_str(&repository_link(target, page).unwrap_or_else(|| site_link(target)));
         rewritten.push_str(rest);
     }
     rewritten
+}
+
+/// Returns a link within the site: mdBook calls the page of a `README.md` index.
+fn site_link(target: &str) -> String {
+    match target.contains("://") {
+        true => target.to_owned(),
+        false => target.replace("README.md", "index.md"),
+    }
 }
 
 /// Returns the address in the repository of a relative link to a file that the site does not contain.
@@ -103,10 +113,10 @@ mod tests {
 
     #[test]
     fn links_out_of_the_site_lead_to_the_repository() {
-        let text = "[a](../x.md#b), [`c`](../../README.md \"d\"), `[e](../f)`\n\
+        let text = "[a](../x.md#b), [r](../recipes/README.md#s), [`c`](../../README.md \"d\"), `[e](../f)`\n\
                     ```\n[g](../../h)\n```\n![i](j.png) [k](data/l.yaml) [m](https://n.o) [p](#q)\n";
         let expected = format!(
-            "[a](../x.md#b), [`c`]({REPOSITORY}README.md \"d\"), `[e](../f)`\n\
+            "[a](../x.md#b), [r](../recipes/index.md#s), [`c`]({REPOSITORY}README.md \"d\"), `[e](../f)`\n\
              ```\n[g](../../h)\n```\n![i](j.png) [k]({REPOSITORY}docs/guide/data/l.yaml) \
              [m](https://n.o) [p](#q)\n"
         );

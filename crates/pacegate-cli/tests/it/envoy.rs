@@ -325,6 +325,7 @@ fn a_redis_that_is_30_ms_away_is_used_if_the_caller_allows_it() {
 
 /// A shadow rule and a repeated descriptor do not make the others wait for each other.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the delay of each round trip is real")]
 fn descriptors_are_decided_at_once() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("config")).unwrap();

@@ -147,7 +147,10 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("REDIS_PIPELINE_LIMIT", "requests are batched automatically"),
     ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "failure modes apply while the store is unreachable"),
     ("EXPIRATION_JITTER_MAX_SECONDS", "counters expire with their window"),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are always cached"),
+    (
+        "LOCAL_CACHE_SIZE_IN_BYTES",
+        "denied hits are counted on Redis; denials are cached with `PACEGATE_DESCRIPTORS=together`",
+    ),
     (
         "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
         "set `PACEGATE_DESCRIPTORS=together`, under which a denied request consumes nothing",

@@ -31,15 +31,12 @@ impl Edit {
         | Self::Repeat(place, _)
         | Self::Cut(place)) = self;
         let at = place.index(input.len() + 1);
+        let rest = input.len() - at;
         match self {
-            Self::Byte(_, byte) => {
-                input.splice(at..(at + 1).min(input.len()), [*byte]).for_each(drop)
-            }
-            Self::Insert(_, bytes) => input.splice(at..at, bytes.iter().copied()).for_each(drop),
-            Self::Remove(_, length) => {
-                input.drain(at..(at + length).min(input.len())).for_each(drop)
-            }
-            Self::Repeat(_, length) => input.extend_from_within(at..(at + length).min(input.len())),
+            Self::Byte(_, byte) => drop(input.splice(at..at + rest.min(1), [*byte])),
+            Self::Insert(_, bytes) => drop(input.splice(at..at, bytes.iter().copied())),
+            Self::Remove(_, length) => drop(input.drain(at..at + rest.min(*length))),
+            Self::Repeat(_, length) => input.extend_from_within(at..at + rest.min(*length)),
             Self::Cut(_) => input.truncate(at),
         }
     }

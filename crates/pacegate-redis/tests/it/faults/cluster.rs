@@ -399,7 +399,7 @@ fn a_slot_without_a_server_is_found_again() {
             why.ends_with("no server of the cluster is known for the slot")
         };
         eventually(RETURN, "no server has the slot", || {
-            // A gossip message that was on its way can give the slot back to its last server, so each round takes it away again.
+            // A gossip message that was on its way can give the slot back to its last server.
             for node in cluster.nodes() {
                 node.command(&["CLUSTER", "DELSLOTS", &slot]);
             }

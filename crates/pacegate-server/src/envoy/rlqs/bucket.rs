@@ -13,7 +13,7 @@ pub(super) struct Bucket {
     rate: Option<Rate>,
     reported: Option<Instant>,
     state: BucketState,
-    /// The time at which the bucket needs a new assignment, whatever is left of the current one.
+    /// The time at which the bucket needs a new assignment, even if tokens of the current one are left.
     ends: Option<Instant>,
     /// The time of the next assignment. `None`: after the next report.
     due: Option<Instant>,
@@ -50,12 +50,12 @@ const MIN_MEASURED: Duration = Duration::from_secs(1);
 /// The shortest time between two assignments of a bucket, so that a tight limit does not lead to a message for each
 /// request.
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
-/// New tokens replace those that are left. If units are scarce, they are sent a little after the tokens are used up, so
-/// that few are lost.
+/// New tokens replace unused ones. If units are scarce, new tokens are sent shortly after the old ones are expected to
+/// be used up, so that few are lost.
 const SCARCE_DELAY: Duration = Duration::from_millis(100);
-/// Otherwise they are sent a little earlier, so that no request is denied.
+/// Otherwise new tokens are sent earlier, so that no request is denied.
 const AMPLE_LEAD: Duration = Duration::from_millis(500);
-/// Reports without requests until Envoy is told to forget a bucket: two minutes.
+/// Reports without requests until the server abandons a bucket: two minutes.
 const MAX_IDLE_REPORTS: u32 = 24;
 
 impl Bucket {
@@ -72,7 +72,7 @@ impl Bucket {
             self.unused = Some(0);
         }
         if let BucketState::Tokens { at, units, used, .. } = &mut self.state {
-            // A part of the interval may belong to earlier tokens, which the report does not tell apart.
+            // The report may also count requests that used earlier tokens.
             let is_later = previous.is_none_or(|previous| *at > previous);
             let own = self.rate.filter(|_| is_later).map(|rate| rate.requests_in(now - *at));
             let own = own.map_or(usage.allowed, |own| own.min(usage.allowed));

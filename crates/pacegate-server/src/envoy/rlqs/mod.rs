@@ -2,7 +2,7 @@
 //!
 //! An Envoy opens a stream and reports the requests of each bucket every five seconds. The server answers with
 //! assignments. An assignment is a number of units that have been charged to the policy's limits in the store, so the
-//! units of all assignments never exceed a limit, whatever Envoys, servers and other clients do. Units are never
+//! units of all assignments never exceed a limit, with any number of Envoys, servers and other clients. Units are never
 //! returned: a lost report cannot make room for more.
 //!
 //! The units of a fixed window may only be spent in this window, so an assignment expires before the window ends.
