@@ -64,8 +64,8 @@ impl Model {
         self.answer(now, retry_after)
     }
 
-    /// Charges `cost` at `now`, even if it does not fit. If it does not, the retry time is that of one more unit. If the
-    /// excess is only counted, the remaining units are those before the charge.
+    /// Charges `cost` at `now`, even if it does not fit. If it does not, the retry time is that of one more unit. If
+    /// the excess is only counted, the remaining units are those before the charge.
     pub fn record(&mut self, now: u64, cost: u64, excess: Excess) -> Answer {
         let excess = excess.under(&self.limit);
         let needed = if excess == Excess::Count { cost } else { cost.max(1) };
@@ -176,8 +176,8 @@ impl Model {
         }
     }
 
-    /// Returns the units that count in a fixed window: those taken in it, and the debt of earlier windows, each of which
-    /// paid its amount. Excess that is not debt ends with its window.
+    /// Returns the units that count in a fixed window: those taken in it, and the debt of earlier windows, each of
+    /// which paid its amount. Excess that is not debt ends with its window.
     fn in_fixed_window(&self, window: u64) -> i128 {
         let period = micros(self.limit.period());
         let (mut used, mut has_debt, mut last) = (0, false, 0);

@@ -107,9 +107,9 @@ pub(crate) struct PolicySection {
     #[schemars(with = "Option<Either<u64, String>>", example = 50, example = "5%")]
     lease: Option<At<String>>,
 
-    /// Lets Envoy's `rate_limit_quota` filter use the policy: Envoy gets units in advance and decides without a call for
-    /// each request. Needs fixed windows of at least 10 seconds; excludes `lease` and the shadow mode. Other clients can
-    /// use the policy too.
+    /// Lets Envoy's `rate_limit_quota` filter use the policy: Envoy gets units in advance and decides without a call
+    /// for each request. Needs fixed windows of at least 10 seconds; excludes `lease` and the shadow mode. Other
+    /// clients can use the policy too.
     #[schemars(with = "Option<bool>", extend("default" = false))]
     envoy_quota: Option<At<bool>>,
 

@@ -26,8 +26,8 @@ pub enum Excess {
     Reject,
     /// The charge is denied, but counted in full. Fixed windows do not carry the excess into the next window.
     ///
-    /// A cost of 0 is admitted until the counter exceeds the limit. The outcome of a denial has the units that were free
-    /// before. envoyproxy/ratelimit counts like this.
+    /// A cost of 0 is admitted until the counter exceeds the limit. The outcome of a denial has the units that were
+    /// free before. envoyproxy/ratelimit counts like this.
     Count,
     /// The charge is denied, but recorded in full: its units have already been spent. Later requests wait until the
     /// debt is paid back: fixed windows carry it into later windows, buckets refill, and other algorithms forget it
@@ -75,8 +75,8 @@ impl Limit {
     /// Decides `cost` as [`Limit::step`] does, but treats a cost that does not fit by `excess`. Returns the outcome and
     /// the units taken.
     ///
-    /// If recorded units exceed the limit, the outcome is a denial, and `retry_after` is the time until one more unit is
-    /// available.
+    /// If recorded units exceed the limit, the outcome is a denial, and `retry_after` is the time until one more unit
+    /// is available.
     ///
     /// # Panics
     ///
@@ -108,7 +108,7 @@ impl Limit {
     }
 }
 
-/// Decides `cost` at `now`, and takes it. The units taken are returned. A cost that does not fit is treated by `excess`.
+/// Decides `cost` at `now`, and treats a cost that does not fit by `excess`. Returns the outcome and the units taken.
 #[inline]
 pub(crate) fn charge(
     limit: &Limit,

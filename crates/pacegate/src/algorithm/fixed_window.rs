@@ -1,7 +1,8 @@
 //! Fixed windows, aligned to the Unix epoch. The state is the start of the window and the units used in it.
 //!
 //! Each window admits at most the amount. Around the boundary of two windows, up to twice the amount can be admitted in
-//! a short time. Units that were recorded as debt beyond the amount count in the next windows, until they are paid back.
+//! a short time. Units that were recorded as debt beyond the amount count in the next windows, until they are paid
+//! back.
 
 use super::{Excess, Outcome, State, excess::periods};
 use crate::{Limit, clock::Timestamp};
@@ -91,8 +92,8 @@ impl Window {
         until_end + periods(limit, windows - 1)
     }
 
-    /// Returns the microseconds until all units are free: the rest of the window, and those that pay the debt. 0 if none
-    /// is used.
+    /// Returns the microseconds until all units are free: the rest of the window, and those that pay the debt. 0 if
+    /// none is used.
     #[inline]
     fn reset_after(&self, limit: &Limit, until_end: u64) -> u64 {
         match self.used {

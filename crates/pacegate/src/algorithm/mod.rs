@@ -5,9 +5,9 @@
 //! to ensure that steps on a key do not run concurrently. The state contains its window. A store removes a
 //! state after its lifetime only to free memory; that never ends a window.
 //!
-//! Common rules: a denied cost changes nothing, unless its [`Excess`] is recorded; cost 0 checks whether one unit would be admitted; if the
-//! clock has stepped back, the state is first moved back too, so that the wait is never longer than if
-//! everything had been used just now.
+//! Common rules: a denied cost changes nothing, unless its [`Excess`] is recorded; cost 0 checks whether one
+//! unit would be admitted; if the clock has stepped back, the state is first moved back too, so that the wait
+//! is never longer than if everything had been used just now.
 
 mod custom;
 mod excess;

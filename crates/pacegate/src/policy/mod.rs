@@ -27,6 +27,7 @@
 //! ```
 
 mod glob;
+mod index;
 mod lease;
 mod matcher;
 mod name;

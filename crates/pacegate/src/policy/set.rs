@@ -7,8 +7,8 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Condition, FailureMode, Lease, Match, Mode, Override, Paths, Policy, PolicyName,
-    PolicyNameError,
+    FailureMode, Lease, Match, Mode, Override, Policy, PolicyName, PolicyNameError,
+    index::{DomainIndex, Selectivity},
     view::{Forms, View},
 };
 use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, ParseLimitError, Request};
@@ -76,38 +76,6 @@ pub(crate) struct PolicyMatch {
     pub(crate) entries: Range<usize>,
     pub(crate) key: KeyBuf,
 }
-
-/// An index of the policies of one domain. A policy is found by an attribute value or path prefix that a request must
-/// have to be covered by it.
-#[derive(Debug, Default)]
-struct DomainIndex {
-    /// By attribute and value.
-    values: Vec<(Attribute, Places)>,
-    /// By attribute and path prefix: the part of the value before a `/`, or the whole value.
-    prefixes: Vec<(Attribute, Places)>,
-    /// Policies without such a value or prefix: candidates for every request.
-    rest: Vec<usize>,
-}
-
-/// An attribute and the path form in which it is compared.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Attribute {
-    name: String,
-    paths: Paths,
-}
-
-/// A possible key of a policy in the index: the values of an attribute, or prefixes of its values.
-struct IndexKey {
-    is_prefix: bool,
-    attribute: Attribute,
-    texts: Vec<Vec<u8>>,
-}
-
-/// The number of policies of a domain that each index key would find.
-struct Selectivity<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usize>>);
-
-/// The indexes of the policies for each value or prefix.
-type Places = HashMap<Vec<u8>, Vec<usize>>;
 
 /// Error of [`PolicySet::new`]: a policy is invalid, or two policies contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -517,112 +485,9 @@ impl CompiledPolicies {
     }
 }
 
-impl IndexKey {
-    /// Returns all possible index keys of a policy, values before prefixes.
-    fn all(policy: &Policy) -> impl Iterator<Item = Self> {
-        let by_value = policy.matching.conditions().filter_map(|(attribute, condition)| {
-            let mut values = condition.values()?.into_owned();
-            values.sort_unstable();
-            values.dedup();
-            let texts = values.into_iter().map(String::into_bytes).collect();
-            Some(Self { is_prefix: false, attribute: Attribute::of(policy, attribute), texts })
-        });
-        let by_prefix = policy.matching.conditions().filter_map(|(attribute, condition)| {
-            let Condition::Glob(glob) = condition else { return None };
-            let texts = vec![glob.literal_prefix()?];
-            Some(Self { is_prefix: true, attribute: Attribute::of(policy, attribute), texts })
-        });
-        by_value.chain(by_prefix)
-    }
-}
-
-impl Attribute {
-    fn of(policy: &Policy, name: &str) -> Self {
-        let paths = if name == Request::PATH { policy.paths } else { Paths::Exact };
-        Self { name: name.to_owned(), paths }
-    }
-}
-
-impl<'a> Selectivity<'a> {
-    fn of(policies: &'a [Policy]) -> Self {
-        let mut selectivity: HashMap<_, HashMap<Vec<u8>, usize>> = HashMap::new();
-        for policy in policies {
-            for IndexKey { is_prefix, attribute, texts } in IndexKey::all(policy) {
-                let by_text =
-                    selectivity.entry((&*policy.domain, is_prefix, attribute)).or_default();
-                for text in texts {
-                    *by_text.entry(text).or_default() += 1;
-                }
-            }
-        }
-        Self(selectivity)
-    }
-
-    /// Returns the index key of a policy that finds the fewest other policies.
-    fn rarest(&self, policy: &'a Policy) -> Option<IndexKey> {
-        IndexKey::all(policy).min_by_key(|handle| {
-            let place = (&*policy.domain, handle.is_prefix, handle.attribute.clone());
-            let by_text = self.0.get(&place);
-            let crowd = |text: &Vec<u8>| by_text.and_then(|by_text| by_text.get(text));
-            handle.texts.iter().filter_map(crowd).max().copied()
-        })
-    }
-}
-
-impl DomainIndex {
-    /// Adds a policy to the index.
-    fn file(&mut self, place: usize, handle: Option<IndexKey>) {
-        let Some(IndexKey { is_prefix, attribute, texts }) = handle else {
-            self.rest.push(place);
-            return;
-        };
-        let index = if is_prefix { &mut self.prefixes } else { &mut self.values };
-        for text in texts {
-            insert(index, &attribute, text, place);
-        }
-    }
-
-    /// Returns the indexes of the policies that may cover a request, each once and in any order.
-    fn candidates(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
-        let mut found = SmallVec::from_slice(&self.rest);
-        for (Attribute { name, paths }, by_value) in &self.values {
-            let places = view.value(name, *paths).and_then(|value| by_value.get(value));
-            found.extend(places.into_iter().flatten().copied());
-        }
-        for (Attribute { name, paths }, by_prefix) in &self.prefixes {
-            let Some(value) = view.value(name, *paths) else { continue };
-            let start = &value[..value.len().min(MAX_PREFIX + 1)];
-            let slashes = start.iter().enumerate().filter(|(_, byte)| **byte == b'/');
-            let ends = slashes.map(|(slash, _)| slash);
-            let whole = Some(value.len()).filter(|length| *length <= MAX_PREFIX);
-            for end in ends.chain(whole) {
-                let places = by_prefix.get(&value[..end]);
-                found.extend(places.into_iter().flatten().copied());
-            }
-        }
-        found
-    }
-}
-
-/// Maximum length of a prefix. Patterns are shorter than this.
-const MAX_PREFIX: usize = 128;
-
-fn insert(
-    index: &mut Vec<(Attribute, Places)>,
-    attribute: &Attribute,
-    value: Vec<u8>,
-    place: usize,
-) {
-    let known = index.iter().position(|(other, _)| other == attribute).unwrap_or_else(|| {
-        index.push((attribute.clone(), HashMap::new()));
-        index.len() - 1
-    });
-    index[known].1.entry(value).or_default().push(place);
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Condition, *};
 
     /// Returns the number of candidate policies for each of three requests, in a set of `count` policies for different
     /// paths. All policies also require the method `GET`. The index does not use that condition, because all share it.

@@ -31,10 +31,11 @@ pub use reply::{Outcomes, PendingReply, Reply};
 ///   enforced is taken if it fits and all enforced charges fit; it never denies. A charge whose [`Excess`] is recorded
 ///   is always taken, even if it or another charge denies the request.
 /// - **On one clock.** Time comes from the store, not from the caller.
-/// - **Unchanged by denials.** A denied charge changes nothing, unless its excess is recorded. A cost of 0 changes nothing.
+/// - **Unchanged by denials.** A denied charge changes nothing, unless its excess is recorded. A cost of 0 changes
+///   nothing.
 ///
-/// Limiters check costs before: no cost is above the capacity of its limit, unless the amount is 0, which denies, or the
-/// excess is recorded.
+/// Limiters check costs before: no cost is above the capacity of its limit, unless the amount is 0, which denies, or
+/// the excess is recorded.
 ///
 /// Calls start at once and return a [`Reply`]. A reply may borrow the store, but not the charges: encode the command,
 /// send it, and return a future for the answer. A reply that is dropped before it is polled may have charged.
