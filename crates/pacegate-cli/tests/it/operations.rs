@@ -7,7 +7,7 @@ use pacegate_testkit::servers::{Flavor, Server};
 use crate::{clients::Http, program::run, service::Service};
 
 /// Returns the names of the metrics of a service.
-fn told(service: &Service) -> BTreeSet<String> {
+fn reported(service: &Service) -> BTreeSet<String> {
     let text = Http::connect(service.address("http")).unwrap().get("/metrics").unwrap().body;
     let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let name = |line: &str| {
@@ -51,7 +51,17 @@ fn an_invalid_log_level_is_rejected() {
 #[test]
 fn the_page_describes_exactly_the_existing_metrics() {
     let server = Server::start(Flavor::Redis);
-    let services = [Service::start(&[]), Service::start(&["--store", &server.url()])];
-    let told: BTreeSet<_> = services.iter().flat_map(told).collect();
-    assert_eq!(described(), told);
+    let config_server = [
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "127.0.0.1:1"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+        ("USE_STATSD", "false"),
+    ];
+    let services = [
+        Service::start(&[]),
+        Service::start(&["--store", &server.url()]),
+        Service::start_with(&["--resp", "off"], &config_server),
+    ];
+    let reported: BTreeSet<_> = services.iter().flat_map(reported).collect();
+    assert_eq!(described(), reported);
 }
