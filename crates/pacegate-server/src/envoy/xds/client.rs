@@ -10,7 +10,7 @@ use std::{
 use http::uri::Authority;
 use tokio::{
     sync::watch,
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::{Instant, sleep, sleep_until, timeout},
 };
 
@@ -60,6 +60,15 @@ struct Session {
     version: String,
     /// The last response, if it was rejected.
     rejected: Option<Rejected>,
+}
+
+/// The reason why a response is not activated.
+#[derive(Debug, thiserror::Error)]
+enum Rejection {
+    #[error(transparent)]
+    Invalid(#[from] ReloadError),
+    #[error("cannot activate the resources: {0}")]
+    Failed(#[from] JoinError),
 }
 
 /// A rejected response.
@@ -182,7 +191,8 @@ impl Follower {
         }
         let index = self.index;
         self.progress.send_if_modified(|all| !std::mem::replace(&mut all.answered[index], true));
-        let Err(reason) = result else { return self.accept(session, &response).await };
+        let Err(rejection) = result else { return self.accept(session, &response).await };
+        let reason = rejection.to_string();
         let before = session.rejected.take();
         let before = before.filter(|it| it.response.version_info == response.version_info);
         let times = before.as_ref().map_or(0, |it| it.times);
@@ -204,7 +214,8 @@ impl Follower {
         let Some(rejected) = session.rejected.take() else { return Ok(()) };
         match self.activate(&rejected.response).await {
             Ok(()) => self.accept(session, &rejected.response).await,
-            Err(reason) => {
+            Err(rejection) => {
+                let reason = rejection.to_string();
                 // The acceptance of the other resources has cleared the error.
                 self.reloader.active().refuse(reason.clone());
                 session.rejected = Some(Rejected { reason, ..rejected });
@@ -213,8 +224,8 @@ impl Follower {
         }
     }
 
-    /// Activates a response. Returns the reason if it is invalid.
-    async fn activate(&self, response: &DiscoveryResponse) -> Result<(), String> {
+    /// Activates a response.
+    async fn activate(&self, response: &DiscoveryResponse) -> Result<(), Rejection> {
         let (reloader, index) = (self.reloader.clone(), self.index);
         let (server, resources) = (self.options.servers[index].clone(), response.resources.clone());
         let activating = tokio::task::spawn_blocking(move || {
@@ -222,11 +233,7 @@ impl Follower {
             let resources = resources.map_err(|error| ReloadError::Source(error.into()))?;
             reloader.activate_resources(index, Arc::new(resources))
         });
-        match activating.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(error) => Err(error.to_string()),
-        }
+        Ok(activating.await??)
     }
 
     async fn accept(
