@@ -78,7 +78,8 @@ impl Model {
         let max = if let Excess::Debt { max } = excess { max } else { self.limit.max_excess() };
         let capacity = i128::from(self.limit.capacity());
         let room = i128::from(max) + i128::from(self.remaining(now)) - self.excess(now);
-        let units = i128::from(cost).min(room.max(0));
+        let has_debt = !is_debt && self.excess(now) > 0 && self.has_debt(now);
+        let units = if has_debt { 0 } else { i128::from(cost).min(room.max(0)) };
         if units > 0 {
             debug_assert!(units <= capacity + i128::from(max));
             self.push(now, units, 0);
@@ -160,7 +161,7 @@ impl Model {
         let window = now / period;
         let in_window = |wanted: u64| self.units(|at| at / period == wanted);
         match self.limit.algorithm() {
-            Algorithm::FixedWindow => self.in_fixed_window(window) + cost <= amount,
+            Algorithm::FixedWindow => self.in_fixed_window(window).0 + cost <= amount,
             Algorithm::SlidingWindow => {
                 let previous = if window == 0 { 0 } else { in_window(window - 1) };
                 let (whole, elapsed) = (i128::from(period), i128::from(now % period));
@@ -177,8 +178,9 @@ impl Model {
     }
 
     /// Returns the units that count in a fixed window: those taken in it, and the debt of earlier windows, each of
-    /// which paid its amount. Excess that is not debt ends with its window.
-    fn in_fixed_window(&self, window: u64) -> i128 {
+    /// which paid its amount. Excess that is not debt ends with its window. Also returns true if the units beyond the
+    /// amount are debt.
+    fn in_fixed_window(&self, window: u64) -> (i128, bool) {
         let period = micros(self.limit.period());
         let (mut used, mut has_debt, mut last) = (0, false, 0);
         let next_window =
@@ -196,13 +198,20 @@ impl Model {
             let own = entry.at / period;
             (used, has_debt) = next_window((used, has_debt, last), own, &entry.limit);
             last = own;
+            has_debt &= used > amount;
             if entry.is_debt && !has_debt {
                 used = used.min(amount);
             }
             used = (used + entry.units).max(0);
             has_debt = (has_debt || entry.is_debt) && used > amount;
         }
-        next_window((used, has_debt, last), window, &self.limit).0
+        next_window((used, has_debt, last), window, &self.limit)
+    }
+
+    /// Returns true if units beyond the amount of a fixed window are debt, which counts in later windows.
+    fn has_debt(&self, now: u64) -> bool {
+        let window = now / micros(self.limit.period());
+        self.limit.algorithm() == Algorithm::FixedWindow && self.in_fixed_window(window).1
     }
 
     /// Returns the tokens missing from a bucket, in tokens × period: initially none, refilled by the amount per

@@ -83,13 +83,18 @@ local function free_units(kind, amount, capacity, period, at, a, b)
 end
 
 -- Records units that do not fit into the free ones: `excess` is 1 + 2 * the maximum beyond the capacity, + 1 for debt.
--- Returns the units recorded, and the new state of a fixed window. Its debt does not include excess that was only counted.
+-- Returns the units recorded, and the new state of a fixed window. Its debt does not include excess that was only counted:
+-- while there is debt, none is counted.
 local function record(kind, amount, excess, free, units, a, b)
   local is_debt = excess % 2 == 0
+  if kind == FIXED_WINDOW and not is_debt and b > 0 and free < 0 then return 0, a, b end
   local taken = math.max(math.min(units, free + floor((excess - 1) / 2)), 0)
-  if kind == FIXED_WINDOW and is_debt and taken > 0 then
-    if b == 0 then a = math.min(a, amount) end
-    b = 1
+  if kind == FIXED_WINDOW and taken > 0 then
+    if free >= 0 then b = 0 end
+    if is_debt then
+      if b == 0 then a = math.min(a, amount) end
+      b = 1
+    end
   end
   return taken, a, b
 end

@@ -24,7 +24,8 @@ pub enum Excess {
     /// The charge is denied and takes nothing.
     #[default]
     Reject,
-    /// The charge is denied, but counted in full. Fixed windows do not carry the excess into the next window.
+    /// The charge is denied, but counted in full. Fixed windows do not carry the excess into the next window, and count
+    /// nothing while they have debt.
     ///
     /// A cost of 0 is admitted until the counter exceeds the limit. The outcome of a denial has the units that were
     /// free before. envoyproxy/ratelimit counts like this.
@@ -145,7 +146,10 @@ fn record(limit: &Limit, state: &mut State, now: u64, cost: u64, excess: Excess)
     if excess == Excess::Count && cost == 0 && used <= limit.capacity() {
         return (Outcome::taken(0, step(limit, state, now, 0).reset_after), 0);
     }
-    let units = units(limit, used, cost, excess);
+    let units = match excess {
+        Excess::Count if fixed_window::has_debt(limit, *state, now) => 0,
+        _ => units(limit, used, cost, excess),
+    };
     if units > 0 {
         *state = match limit.algorithm() {
             Algorithm::FixedWindow => fixed_window::add(limit, *state, now, units, excess),

@@ -4,7 +4,7 @@
 //! a short time. Units that were recorded as debt beyond the amount count in the next windows, until they are paid
 //! back.
 
-use super::{Excess, Outcome, State, excess::periods};
+use super::{Algorithm, Excess, Outcome, State, excess::periods};
 use crate::{Limit, clock::Timestamp};
 
 /// The current window: its start in microseconds since the epoch, and its used units.
@@ -48,15 +48,21 @@ pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
     Window::at(limit, state, now).used
 }
 
+/// Returns `true` if this is a fixed window with debt.
+pub(super) fn has_debt(limit: &Limit, state: State, now: u64) -> bool {
+    limit.algorithm() == Algorithm::FixedWindow && Window::at(limit, state, now).owes(limit)
+}
+
 /// Returns the state with `units` more, which exceed the amount. Debt does not include excess that was only counted.
 pub(super) fn add(limit: &Limit, state: State, now: u64, units: u64, excess: Excess) -> State {
     let window = Window::at(limit, state, now);
     let is_debt = matches!(excess, Excess::Debt { .. });
-    let used = match window.has_debt {
+    let had_debt = window.owes(limit);
+    let used = match had_debt {
         false if is_debt => window.used.min(limit.amount()) + units,
         _ => window.used + units,
     };
-    let has_debt = (window.has_debt || is_debt) && used > limit.amount();
+    let has_debt = (had_debt || is_debt) && used > limit.amount();
     Window { used, has_debt, ..window }.state(limit)
 }
 
@@ -73,6 +79,11 @@ impl Window {
             let used = if has_debt { rest(limit, used, (now - start) / period) } else { 0 };
             Self { start: now - now % period, used, has_debt: used > limit.amount() }
         }
+    }
+
+    /// Returns `true` if there is debt under this limit, which may be higher than that of the last charge.
+    fn owes(&self, limit: &Limit) -> bool {
+        self.has_debt && self.used > limit.amount()
     }
 
     /// Returns the state to store. It expires at the end of the window, or when the debt is paid.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pacegate::{
     Charge, Excess, Limit, Limiter, ManualClock, Policy, PolicySet, Request, SharedLimiter,
-    StoreError, policy::PolicyError,
+    StoreError, Timestamp, algorithm::State, policy::PolicyError,
 };
 
 use crate::{RATE_ALGORITHMS, limiter, shared::Double};
@@ -137,4 +137,14 @@ fn only_local_counting_records_during_an_outage() {
             assert_eq!(decision.reset_after(), Duration::from_secs(120));
         }
     }
+}
+
+#[test]
+fn excess_that_is_only_counted_never_becomes_debt() {
+    let (limit, mut state) = (Limit::per_minute(10), State::EMPTY);
+    let now = Timestamp::from_secs(60);
+    assert_eq!(limit.charge(&mut state, now, 15, Excess::Debt { max: 10 }).1, 15);
+    let (outcome, taken) = limit.charge(&mut state, now, 100, Excess::Count);
+    assert_eq!((outcome.is_admitted(), outcome.remaining(), taken), (false, 0, 0));
+    assert_eq!(limit.step(&mut state, Timestamp::from_secs(120), 0).remaining(), 5);
 }
