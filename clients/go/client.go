@@ -150,7 +150,7 @@ func New(options Options) (*Client, error) {
 // newTransport returns a copy of http.DefaultTransport, or a new transport if the program has replaced it by another
 // type.
 func newTransport() *http.Transport {
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, IdleConnTimeout: 90 * time.Second}
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, IdleConnTimeout: 90 * time.Second}
 	if standard, ok := http.DefaultTransport.(*http.Transport); ok {
 		transport = standard.Clone()
 	}
