@@ -83,8 +83,11 @@ impl Engine {
     pub(crate) async fn check(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         let decision = self.check_request(request).await?;
         if self.recent.is_open()
-            && let Ok(charges) = self.plan(request).charges(request.units())
+            && let Ok(mut charges) = self.plan(request).charges(planned_cost(request))
         {
+            if request.is_spent() {
+                charges.iter_mut().for_each(|charge| charge.cost = request.units());
+            }
             self.record(&charges, decision);
         }
         Ok(decision)
@@ -93,10 +96,7 @@ impl Engine {
     async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         if self.may_block(request) {
             let plan = self.plan(request);
-            // A spent cost may exceed a limit.
-            let units = request.units();
-            let cost = if request.is_spent() { units.min(1) } else { units };
-            if let Some(verdict) = self.blocked(&plan.charges(cost)?).await? {
+            if let Some(verdict) = self.blocked(&plan.charges(planned_cost(request))?).await? {
                 return Ok(verdict.decision);
             }
         }
@@ -290,6 +290,12 @@ impl Engine {
         let limiter = self.limiter.with_policies(policies);
         Self { limiter, deadline: None, ..self.clone() }
     }
+}
+
+/// Returns the cost to plan a request with: at most 1 if it is already spent, because it may exceed a limit.
+fn planned_cost(request: &Request<'_>) -> u64 {
+    let units = request.units();
+    if request.is_spent() { units.min(1) } else { units }
 }
 
 /// Returns `true` if the first decision denies for longer than the second.

@@ -103,7 +103,7 @@ local function write(key, slack, kind, amount, period, before, at, a, b)
   if amount == 0 then
     life = 2 * period
   elseif kind == TOKEN_BUCKET then
-    life = (a + 1) * (period / amount)
+    life = math.min((a + 1) * (period / amount), 2 ^ 53)
   elseif has_debt then
     life = math.min(at - now + math.ceil(a / amount) * period, 2 ^ 53)
   elseif at == before then

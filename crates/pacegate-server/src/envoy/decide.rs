@@ -156,7 +156,7 @@ async fn refund(
     Ok(())
 }
 
-/// Charges all descriptors, or none.
+/// Charges all descriptors, or none. Charges that are recorded in full always count.
 async fn all_or_nothing(
     engine: &Engine,
     resolved: &[ResolvedDescriptor<'_>],
@@ -177,7 +177,7 @@ async fn all_or_nothing(
         }
     }
     if is_blocked {
-        planned.charges.iter_mut().for_each(|charge| charge.cost = 0);
+        resolve::peek(&mut planned.charges);
     }
     if planned.charges.is_empty() {
         return Ok(results(resolved, planned, &[]));
@@ -281,6 +281,7 @@ fn shares_counter(planned: &RequestCharges<'_>, place: usize) -> bool {
 }
 
 /// Refunds the charges if all quotas are exceeded: the store cannot decide that several quotas deny only together.
+/// Charges that are recorded in full stay.
 async fn refund_allowed_quotas(
     engine: &Engine,
     resolved: &[ResolvedDescriptor<'_>],
@@ -295,7 +296,9 @@ async fn refund_allowed_quotas(
     }
     for ((resolved, part), result) in resolved.iter().zip(&planned.parts).zip(results) {
         if !result.is_over && !resolved.refund && !part.is_too_large {
-            engine.refund(&planned.charges[part.range.clone()]).await?;
+            let charges = planned.charges[part.range.clone()].iter();
+            let charges = charges.filter(|charge| !resolve::is_recorded(charge)).copied();
+            engine.refund(&charges.collect::<SmallVec<[Charge<'_>; 4]>>()).await?;
         }
     }
     Ok(())

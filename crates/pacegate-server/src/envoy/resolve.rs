@@ -57,7 +57,7 @@ pub(super) struct RequestCharges<'a> {
 pub(super) struct DescriptorCharges {
     /// The range of its charges.
     pub(super) range: Range<usize>,
-    /// True if the cost exceeds the capacity of a limit, so that its charges are peeks.
+    /// True if the cost exceeds the capacity of a limit, so that its charges are peeks, except those recorded in full.
     pub(super) is_too_large: bool,
 }
 
@@ -252,14 +252,19 @@ impl<'a> ResolvedDescriptor<'a> {
                     charges.extend(planned.map(|charge| self.recorded(charge, is_independent)));
                 }
                 None => {
-                    is_too_large = true;
                     // A cost of 0 never exceeds a limit.
-                    charges.extend(plan.charges(0).unwrap_or_default());
+                    let planned = plan.charges(0).unwrap_or_default().into_iter();
+                    charges.extend(planned.map(|charge| self.recorded(charge, is_independent)));
+                    for charge in &mut charges[start..] {
+                        let is_possible = self.cost <= charge.max_cost;
+                        is_too_large |= charge.enforced && (self.exceeds(charge) || !is_possible);
+                        charge.cost = if is_possible { self.cost } else { 0 };
+                    }
                 }
             },
         }
         if is_too_large {
-            charges[start..].iter_mut().for_each(|charge| charge.cost = 0);
+            peek(&mut charges[start..]);
         }
         DescriptorCharges { range: start..charges.len(), is_too_large }
     }
@@ -268,10 +273,10 @@ impl<'a> ResolvedDescriptor<'a> {
     /// only in fixed windows, which forget them at their end.
     fn recorded<'c>(&self, charge: Charge<'c>, is_independent: bool) -> Charge<'c> {
         let is_window = charge.limit.algorithm() == Algorithm::FixedWindow;
-        if is_independent && is_window && charge.lease == 0 {
-            charge.excess(Excess::Count)
-        } else if self.rule().is_some_and(|rule| rule.record_in_full) {
+        if self.rule().is_some_and(|rule| rule.record_in_full) {
             charge.spent()
+        } else if !charge.excess.is_recorded() && is_independent && is_window && charge.lease == 0 {
+            charge.excess(Excess::Count)
         } else {
             charge
         }
@@ -291,10 +296,19 @@ impl<'a> ResolvedDescriptor<'a> {
 
     /// Returns whether the cost exceeds the capacity of a limit, and is not recorded.
     fn exceeds(&self, charge: &Charge<'_>) -> bool {
-        let Charge { limit, excess, .. } = charge;
-        let is_recorded = excess.under(limit).is_recorded();
-        !self.refund && !is_recorded && self.cost > limit.capacity() && limit.amount() > 0
+        let limit = &charge.limit;
+        !self.refund && !is_recorded(charge) && self.cost > limit.capacity() && limit.amount() > 0
     }
+}
+
+/// Returns whether the hits are recorded even if they do not fit.
+pub(super) fn is_recorded(charge: &Charge<'_>) -> bool {
+    charge.excess.under(&charge.limit).is_recorded()
+}
+
+/// Turns the charges into peeks, except those that are recorded in full.
+pub(super) fn peek(charges: &mut [Charge<'_>]) {
+    charges.iter_mut().filter(|charge| !is_recorded(charge)).for_each(|charge| charge.cost = 0);
 }
 
 impl<'a> RequestCharges<'a> {

@@ -286,3 +286,35 @@ async fn hits_added_afterwards_are_recorded_in_full() {
     let reset = state["limits"][0]["reset_after"].as_f64().unwrap();
     assert!((3_600.0..=7_200.0).contains(&reset), "the debt takes another hour: {state}");
 }
+
+/// A limit of requests that is below the hits denies, but does not keep the tokens from being recorded.
+#[tokio::test]
+async fn a_smaller_limit_does_not_prevent_recording_in_full() {
+    use crate::config::Descriptors::{Independent, Together};
+    let policy = |name: &str, limit: &str| {
+        pacegate::Policy::new(name, [limit]).in_domain("llm").per(["user"])
+    };
+    let entry = |key: &str, value: &str| json!({ "entries": [{ "key": key, "value": value }] });
+    for (descriptors, requests_left) in [(Together, 60), (Independent, 0)] {
+        let tokens = policy("tokens", "10000/hour").record_in_full();
+        let other = pacegate::Policy::new("other", ["60/minute"]).in_domain("llm").per(["path"]);
+        let policies = [tokens, policy("requests", "60/minute"), other];
+        let settings = Settings::new(PolicySet::new(policies).unwrap());
+        let server = Server::with(Settings { descriptors: Some(descriptors), ..settings });
+        let left = async || {
+            let state = server.get("/v1/state?domain=llm&attribute=user:alice").await.json();
+            [0, 1].map(|place| state["limits"][place]["remaining"].as_u64().unwrap())
+        };
+        let one = [entry("user", "alice")];
+        let ask = json!({ "domain": "llm", "hitsAddend": 1200, "descriptors": one });
+        assert_eq!(server.post("/json", &ask.to_string()).await.status, 429);
+        assert_eq!(left().await, [8_800, requests_left], "{descriptors:?}");
+        let two = [entry("user", "alice"), entry("path", "/")];
+        let ask = json!({ "domain": "llm", "hitsAddend": 12_000, "descriptors": two });
+        assert_eq!(server.post("/json", &ask.to_string()).await.status, 429);
+        assert_eq!(left().await, [0, requests_left], "{descriptors:?}");
+        let state = server.get("/v1/state?domain=llm&attribute=user:alice").await.json();
+        let reset = state["limits"][0]["reset_after"].as_f64().unwrap();
+        assert!(reset > 3_600.0, "debt, not only counted: {state}");
+    }
+}
