@@ -131,9 +131,7 @@ func New(options Options) (*Client, error) {
 		options.MaxDenialAge = defaultMaxDenialAge
 	}
 	if options.Transport == nil {
-		transport := http.DefaultTransport.(*http.Transport).Clone()
-		transport.MaxIdleConnsPerHost = 32
-		options.Transport = transport
+		options.Transport = newTransport()
 	}
 	if options.Now == nil {
 		options.Now = time.Now
@@ -147,6 +145,17 @@ func New(options Options) (*Client, error) {
 		},
 		denials: newDenyCache(options.MaxDenials, options.MaxDenialAge),
 	}, nil
+}
+
+// newTransport returns a copy of http.DefaultTransport, or a new transport if the program has replaced it by another
+// type.
+func newTransport() *http.Transport {
+	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, IdleConnTimeout: 90 * time.Second}
+	if standard, ok := http.DefaultTransport.(*http.Transport); ok {
+		transport = standard.Clone()
+	}
+	transport.MaxIdleConnsPerHost = 32
+	return transport
 }
 
 // Check checks and charges a request. A denial is a value. If Pacegate does not answer within the deadline, the failure

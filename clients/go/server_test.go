@@ -130,3 +130,14 @@ func TestAFailureModeIsRequired(t *testing.T) {
 		t.Error("created a client without a failure mode")
 	}
 }
+
+type otherTransport struct{ http.RoundTripper }
+
+func TestADefaultTransportOfAnotherTypeIsNotCopied(t *testing.T) {
+	standard := http.DefaultTransport
+	http.DefaultTransport = otherTransport{standard}
+	defer func() { http.DefaultTransport = standard }()
+	if _, err := New(Options{URL: "http://127.0.0.1:1", Failure: FailOpen}); err != nil {
+		t.Error(err)
+	}
+}

@@ -112,7 +112,7 @@ function run() {
 
 function show({ list, period }) {
   const admitted = list.filter(({ allowed }) => allowed).length;
-  const longest = Math.max(0, ...list.map(({ retry }) => retry ?? 0));
+  const longest = list.reduce((most, { retry }) => Math.max(most, retry ?? 0), 0);
   const share = list.length ? ` (${Math.round((100 * admitted) / list.length)} %)` : "";
   const wait = longest > 0 ? `, longest wait ${seconds(longest)}` : "";
   const most = mostIn(list, period);
@@ -197,7 +197,7 @@ function usePattern(name) {
 function usePaste() {
   const parsed = byId("paste").value.split("\n").map(parseRequest).filter((request) => request !== null);
   if (parsed.length === 0) return;
-  const first = Math.min(...parsed.map(({ at }) => at));
+  const first = parsed.reduce((least, { at }) => Math.min(least, at), Infinity);
   const isRelative = parsed.every(({ relative }) => relative);
   requests = parsed.map(({ at, cost }) => ({ at: Math.round((at - (isRelative ? 0 : first)) * MICROS), cost }));
   requests = requests.sort((one, other) => one.at - other.at).slice(0, MAX_REQUESTS);

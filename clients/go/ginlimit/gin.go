@@ -39,10 +39,9 @@ func Middleware(client *pacegate.Client, describe func(*gin.Context) (pacegate.R
 	}
 }
 
-// Attributes returns the check for a request: by the attributes ip, method and path. The address follows Gin's trusted
-// proxies.
+// Attributes returns the check for a request: by the attributes ip, method and path. The address is that of the
+// connection. Behind a proxy, call SetTrustedProxies of Gin first, and set the attribute ip to
+// pacegate.ClientNetwork(c.ClientIP()): without it Gin trusts every sender of X-Forwarded-For.
 func Attributes(domain string, c *gin.Context) pacegate.Request {
-	check := pacegate.Attributes(domain, c.Request)
-	check.Attributes["ip"] = pacegate.ClientNetwork(c.ClientIP())
-	return check
+	return pacegate.Attributes(domain, c.Request)
 }

@@ -46,3 +46,18 @@ func TestGin(t *testing.T) {
 		t.Errorf("%d, expected 414", answer.Code)
 	}
 }
+
+func TestForgedHeadersDoNotChangeTheAddress(t *testing.T) {
+	gin.SetMode(gin.TestMode)
+	router := gin.New()
+	router.GET("/", func(c *gin.Context) { c.String(200, Attributes("shop", c).Attributes["ip"]) })
+	request := httptest.NewRequest("GET", "/", nil)
+	request.RemoteAddr = "192.0.2.1:1234"
+	request.Header.Set("X-Forwarded-For", "203.0.113.7")
+	request.Header.Set("X-Real-IP", "203.0.113.7")
+	recorder := httptest.NewRecorder()
+	router.ServeHTTP(recorder, request)
+	if ip := recorder.Body.String(); ip != "192.0.2.1" {
+		t.Errorf("counted by %s", ip)
+	}
+}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union
 
@@ -12,6 +15,8 @@ from .deny_cache import DenyCache
 from .transport import Transport
 
 FailureMode = Literal["open", "closed"]
+
+MAX_THREADS = 32
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class Pacegate:
 
     `failure` is the decision when the server does not answer: `open` allows the request, `closed` denies it. `deadline`
     and `max_denial_age` are in seconds. A `max_denial_age` of 0 turns the deny cache off. `on_unavailable` is called
-    with the reason when the failure mode decides.
+    with the reason when the failure mode decides. Close the client with `close` or `with` if the program goes on
+    without it.
     """
 
     def __init__(
@@ -76,8 +82,28 @@ class Pacegate:
         self._deadline = deadline
         self._denials = DenyCache(max_denials, max_denial_age)
         self._on_unavailable = on_unavailable
-        self._send = send or Transport(url, api_key, deadline).post
+        self._transport = None if send else Transport(url, api_key, deadline)
+        self._send = send or self._transport.post
         self._clock = clock
+        self._start_threads()
+
+    def __enter__(self) -> Pacegate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Pacegate:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes idle connections and ends the threads of `check_async`, without waiting for checks that still run."""
+        self._threads.shutdown(wait=False)
+        if self._transport is not None:
+            self._transport.close()
 
     def check(
         self,
@@ -103,10 +129,20 @@ class Pacegate:
         cached = self._cached(body, id)
         if cached is not None:
             return cached
+        if self._process != os.getpid():
+            # A child process has no threads of its parent.
+            self._start_threads()
+        run = contextvars.copy_context().run
+        # Not the threads of the event loop: other work could keep all of them busy, and the failure mode would decide.
+        checked = asyncio.get_running_loop().run_in_executor(self._threads, run, self._check, body, id)
         try:
-            return await asyncio.wait_for(asyncio.to_thread(self._check, body, id), self._deadline)
+            return await asyncio.wait_for(checked, self._deadline)
         except asyncio.TimeoutError as error:
             return self._unavailable(error)
+
+    def _start_threads(self) -> None:
+        self._process = os.getpid()
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "pacegate")
 
     def _cached(self, body: str, id: Optional[str]) -> Optional[Decision]:
         return None if id is not None else self._denials.get(body, self._clock())

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from queue import Empty, Full, LifoQueue
-from typing import Optional, Union
+from typing import Any, Optional, Union
 from urllib.parse import urlsplit
 
 MAX_IDLE_CONNECTIONS = 32
@@ -51,6 +51,14 @@ class Transport:
             self._keep(connection)
         return response.status, answer
 
+    def close(self) -> None:
+        """Closes the idle connections."""
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except Empty:
+                return
+
     def _connection(self) -> _Connection:
         """Returns an idle connection that the server has not closed, or a new one."""
         while True:
@@ -78,11 +86,26 @@ class _Connection(http.client.HTTPConnection):
         self.expires = 0.0
 
     def connect(self) -> None:
-        plain = socket.create_connection((self.host, self.port), self.remaining())
+        plain = self._connect_to_any(socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.settimeout(self.remaining())
         stream = self._tls.wrap_socket(plain, server_hostname=self.host) if self._tls else plain
         self.sock = _DeadlineSocket(stream, self)
+
+    def _connect_to_any(self, found: list[tuple[Any, ...]]) -> socket.socket:
+        """Tries the addresses in order. Each gets an equal part of the remaining time."""
+        failure: OSError = OSError("the host name has no addresses")
+        for place, (family, kind, protocol, _, address) in enumerate(found):
+            time_left = self.remaining()
+            plain = socket.socket(family, kind, protocol)
+            try:
+                plain.settimeout(time_left / (len(found) - place))
+                plain.connect(address)
+                return plain
+            except OSError as error:
+                plain.close()
+                failure = error
+        raise failure
 
     def remaining(self) -> float:
         """Returns the time until the deadline. Raises `TimeoutError` after it."""

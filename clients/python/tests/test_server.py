@@ -8,8 +8,10 @@ import unittest
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from unittest import mock
 
 from pacegate import Pacegate
+from pacegate.transport import _Connection
 
 URL = os.environ.get("PACEGATE_URL")
 UNIQUE = f"python-{os.getpid()}-{time.time_ns()}"
@@ -40,6 +42,19 @@ def server(handle):
         threading.Thread(target=serve, daemon=True).start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def full():
+    """Returns the address of a listener whose queue is full, so that connecting to it takes forever."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+        for one in waiting:
+            one.close()
 
 
 @real
@@ -174,6 +189,65 @@ class Deadline(unittest.TestCase):
             client = Pacegate(url, failure="closed", deadline=0.1)
             decision = asyncio.run(client.check_async(attributes={"user": "alice"}))
             self.assertEqual((decision.allowed, decision.source), (False, "fallback"))
+
+    def test_addresses_share_the_deadline(self):
+        found = []
+
+        def resolve(*_, **__):
+            return found
+
+        with server(lambda connection: threading.Event().wait()) as url, full() as dead:
+            live = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+            found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in (dead, dead, live)]
+            connection = _Connection("pacegate.test", 80, None)
+            connection.expires = time.monotonic() + 1.0
+            with mock.patch("socket.getaddrinfo", resolve):
+                connection.connect()
+            self.assertEqual(connection.sock.stream.getpeername(), live)
+            connection.close()
+            connection.expires = time.monotonic() + 0.1
+            found = found[:2]
+            with mock.patch("socket.getaddrinfo", resolve), self.assertRaises(TimeoutError):
+                connection.connect()
+            self.assertLess(time.monotonic() - connection.expires, 0.1)
+
+
+class Threads(unittest.TestCase):
+    def client(self):
+        answer = {"allowed": True, "source": "store", "shadow_denied": False, "degraded": False, "revision": 1}
+        send = lambda body: (200, json.dumps(answer).encode())
+        return Pacegate("http://pacegate.test", failure="closed", deadline=20.0, send=send)
+
+    def test_other_work_does_not_delay_checks(self):
+        async def decide():
+            loop, done = asyncio.get_running_loop(), threading.Event()
+            loop.set_default_executor(ThreadPoolExecutor(1))
+            busy = loop.run_in_executor(None, done.wait)
+            async with self.client() as client:
+                decision = await client.check_async(key="a", limit="1/day")
+            done.set()
+            await busy
+            return decision
+
+        self.assertEqual(asyncio.run(decide()).source, "store")
+
+    def test_a_child_process_has_threads(self):
+        client = self.client()
+        asyncio.run(client.check_async(key="a", limit="1/day"))
+        child = os.fork()
+        if child == 0:
+            try:
+                source = asyncio.run(client.check_async(key="a", limit="1/day")).source
+            finally:
+                os._exit(0 if source == "store" else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+    def test_a_closed_client_has_no_threads(self):
+        with self.client() as client:
+            asyncio.run(client.check_async(key="a", limit="1/day"))
+        for thread in client._threads._threads:
+            thread.join(20.0)
+            self.assertFalse(thread.is_alive())
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::select_ok;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, Pipeline, ProtocolVersion,
     RedisConnectionInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
@@ -13,7 +14,7 @@ use rustls::crypto::CryptoProvider;
 #[cfg(target_os = "linux")]
 use socket2::SockRef;
 use tokio::{
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     sync::mpsc,
     task::JoinHandle,
     time::{Instant, timeout},
@@ -217,7 +218,15 @@ impl Access {
                 "TLS needs a crypto provider: enable the feature ring, or install one for rustls";
             return Err((redis::ErrorKind::InvalidClientConfig, hint).into());
         }
-        let stream = TcpStream::connect((host, port)).await?;
+        // One address that does not answer must not use up the time of the others.
+        let attempts: Vec<_> = lookup_host((host, port))
+            .await?
+            .map(|address| Box::pin(TcpStream::connect(address)))
+            .collect();
+        if attempts.is_empty() {
+            return Err((redis::ErrorKind::Io, "the host name has no addresses").into());
+        }
+        let (stream, _) = select_ok(attempts).await?;
         stream.set_nodelay(true)?;
         #[cfg(target_os = "linux")]
         SockRef::from(&stream).set_tcp_user_timeout(Some(SEND_TIMEOUT))?;

@@ -120,7 +120,7 @@ impl ActiveConfig {
             settings: settings.clone(),
             hits: current.hits.clone(),
         });
-        self.complaint.store(Arc::new(None));
+        self.clear_complaint();
         previous.number + 1
     }
 
@@ -128,6 +128,11 @@ impl ActiveConfig {
     pub(crate) fn refuse(&self, complaint: String) {
         self.refused.fetch_add(1, Ordering::Relaxed);
         self.complaint.store(Arc::new(Some(complaint)));
+    }
+
+    /// Records that the last reload succeeded.
+    pub(crate) fn clear_complaint(&self) {
+        self.complaint.store(Arc::new(None));
     }
 
     /// Returns the number of failed reloads, and the error if the last reload failed.

@@ -154,7 +154,11 @@ impl Reloader {
         let _serialized = self.seen.lock();
         let mut settings = Settings::clone(&self.active.revision().settings);
         let all = self.source.with_resources(server, resources, &mut settings)?;
-        let Some(all) = all else { return Ok(()) };
+        let Some(all) = all else {
+            // A rejected version has been withdrawn.
+            self.active.clear_complaint();
+            return Ok(());
+        };
         self.check_layout(&settings)?;
         self.source.keep_resources(all);
         let policies = settings.policies.policies().len();

@@ -217,7 +217,7 @@ impl Accepting {
             match Listener::bind("pages", *address, MAX_PAGE_CONNECTIONS) {
                 Ok(listener) => {
                     let (workers, drain) = (self.workers.clone(), self.drain.clone());
-                    let pages = Arc::new(pages);
+                    let pages = Arc::new(pages.on(*address));
                     self.tasks
                         .spawn(async move { listener.run(pages, None, &workers, drain).await });
                     return;

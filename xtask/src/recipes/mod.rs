@@ -309,8 +309,18 @@ fn pause() {
     thread::sleep(Duration::from_millis(50));
 }
 
-/// Returns ports that are free now.
+/// Returns ports that are free now. None contains a port of the pages, which would be replaced again.
 fn free_ports() -> anyhow::Result<[u16; 5]> {
+    loop {
+        let ports = any_free_ports()?;
+        let contains_other = |port: u16| PORTS.iter().any(|other| port.to_string().contains(other));
+        if !ports.into_iter().any(contains_other) {
+            return Ok(ports);
+        }
+    }
+}
+
+fn any_free_ports() -> anyhow::Result<[u16; 5]> {
     let listeners: Vec<TcpListener> =
         PORTS.iter().map(|_| TcpListener::bind(("127.0.0.1", 0))).collect::<Result<_, _>>()?;
     let mut ports = [0; 5];

@@ -386,6 +386,10 @@ impl Draft<'_> {
         if self.policy.lease.is_some() {
             problems.add(quota, "`envoy_quota` excludes `lease`: remove one of them");
         }
+        if *self.layout != Layout::native() {
+            let message = "`envoy_quota` needs the layout `native`: others count denied charges";
+            problems.add(quota, message);
+        }
         if self.policy.mode == Mode::Shadow {
             problems.add(quota, "`envoy_quota` needs `mode: enforce`: Envoy can only deny");
         }

@@ -53,6 +53,12 @@ pub(super) fn check<B>(settings: &Settings, request: &Request<B>) -> Result<(), 
     Ok(())
 }
 
+/// Returns whether a request to a loopback address names a known host, or none, which no browser does.
+pub(crate) fn names_local_host<B>(request: &Request<B>, hosts: &[String]) -> bool {
+    let named = named_host(request);
+    named.is_ok_and(|host| host.is_none_or(|host| is_known(&host, true, hosts)))
+}
+
 /// Returns the host that a request names: its `Host`, `:authority`, or both if they agree.
 fn named_host<B>(request: &Request<B>) -> Result<Option<Authority>, ProblemDetails> {
     let mut hosts = request.headers().get_all(header::HOST).iter();
@@ -140,6 +146,23 @@ mod tests {
         ] {
             let known = [true, false].map(|is_loopback| is_known(&host(name), is_loopback, &hosts));
             assert_eq!(known, [on_loopback, elsewhere], "{name}");
+        }
+    }
+
+    #[test]
+    fn a_page_cannot_reach_a_loopback_address_by_its_own_name() {
+        for (hosts, is_local) in [
+            (&["127.0.0.1:6070"][..], true),
+            (&["limits.example"], true),
+            (&[], true),
+            (&["evil.example:6070"], false),
+            (&["127.0.0.1", "127.0.0.1"], false),
+            (&["a b"], false),
+        ] {
+            let request =
+                hosts.iter().fold(Request::get("/stats"), |it, host| it.header("host", *host));
+            let known = ["limits.example".to_owned()];
+            assert_eq!(names_local_host(&request.body(()).unwrap(), &known), is_local, "{hosts:?}");
         }
     }
 

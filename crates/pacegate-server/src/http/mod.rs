@@ -44,7 +44,7 @@ use tokio::{
 use tower::ServiceExt;
 use tracing::Instrument;
 
-pub(crate) use self::check::check_bytes;
+pub(crate) use self::{browser::names_local_host, check::check_bytes};
 use self::{connection::CountedBody, problem::ProblemDetails, response::DEGRADED};
 use crate::{
     active_config::{ActiveConfig, Revision},

@@ -30,8 +30,9 @@ struct QuotaStream {
     output: Sender<Result<StreamMessage, Failure>>,
 }
 
-/// The maximum size of a report: several thousand buckets.
-const MAX_REPORT_BYTES: usize = 256 << 10;
+/// The maximum size of a report. A report has all buckets of a stream: their ids and at most 100 bytes more for each.
+/// Below the bytes that a connection may hold.
+const MAX_REPORT_BYTES: usize = 960 << 10;
 /// Messages that wait for the connection. More would only be dropped, because they are too late.
 const MAX_WAITING: usize = 4;
 
@@ -110,13 +111,16 @@ impl QuotaStream {
     }
 
     async fn send_due(&mut self) {
-        for response in self.session.assign_due().await {
+        let responses = self.session.assign_due().await;
+        // The lives of all assignments were computed at the same time.
+        let deadline = Instant::now() + SEND_TIMEOUT;
+        for response in responses {
             let mut message = framed(&response);
             if let Some(share) = self.watch.share() {
                 message = share.answer(message.len()).keep(message);
             }
             // An error means that the client is gone, which the next turn notices.
-            let _ = self.output.send(Ok((message, Instant::now() + SEND_TIMEOUT))).await;
+            let _ = self.output.send(Ok((message, deadline))).await;
         }
     }
 }

@@ -488,6 +488,24 @@ async fn policies_without_quotas_deny_and_unlimited_buckets_pass() {
 }
 
 #[tokio::test]
+async fn a_quota_stream_survives_buckets_with_long_ids() {
+    let (server, mut client) = connect(quota_settings()).await;
+    let usage = |number: usize| {
+        let attributes = BTreeMap::from([("k".to_owned(), format!("{number:04000}"))]);
+        BucketUsage { id: Some(BucketId { attributes }), denied: 1, ..Default::default() }
+    };
+    let reports = UsageReports { domain: "d".to_owned(), usages: (0..100).map(usage).collect() };
+    let body = framed(&reports.encode_to_vec());
+    let (message, status, text) = call(&mut client, QUOTAS, body, None).await;
+    assert_eq!((status, &*text), (0, ""));
+    let actions = QuotaResponse::decode(message.slice(5..)).unwrap().actions;
+    let abandoned =
+        actions.iter().filter(|action| matches!(action.action, Some(Action::Abandon(_)))).count();
+    assert_eq!(abandoned, 100 - (256 << 10) / 4_009, "those beyond 256 KiB");
+    assert_eq!(server.active.quotas().stats().buckets, 0, "after the end of the stream");
+}
+
+#[tokio::test]
 async fn a_quota_stream_ends_with_its_status() {
     let mut settings = quota_settings();
     settings.security.credentials = vec![Credential {
@@ -513,6 +531,6 @@ async fn a_quota_stream_ends_with_its_status() {
     assert_eq!(status(framed(&[0xff]), Some("secret")).await, 3);
     let two_domains = [report("d"), report("other")].concat();
     assert_eq!(status(two_domains.into(), Some("secret")).await, 3);
-    assert_eq!(status(framed(&vec![0; 300 << 10]), Some("secret")).await, 8);
+    assert_eq!(status(framed(&vec![0; 961 << 10]), Some("secret")).await, 8);
     assert_eq!(server.active.quotas().stats().buckets, 0);
 }

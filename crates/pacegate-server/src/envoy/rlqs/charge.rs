@@ -15,9 +15,9 @@ use crate::{active_config::Revision, long_key_digest::BoundedPlan};
 /// The result of charging a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grant {
-    /// These units are charged, and may be spent for this many seconds after they arrive. The window ends at `ends`.
-    /// `is_scarce`: the bucket needs more.
-    Units { units: u64, seconds: u64, is_scarce: bool, ends: Instant },
+    /// These units are charged. A message that is sent now must not let Envoy spend them after `expires`, see
+    /// [`whole_seconds`]. The window ends at `ends`. `is_scarce`: the bucket needs more.
+    Units { units: u64, expires: Instant, is_scarce: bool, ends: Instant },
     /// No limit applies.
     Unlimited,
     /// No units are left until this instant; `None` if it is not known.
@@ -113,14 +113,12 @@ impl BucketRequest<'_> {
             let verdict = self.revision.engine.verdict(&charges, None).await?;
             if verdict.decision.is_allowed() {
                 // The store charged after `sent`, so the window ends at `ends` or later.
-                let ends = sent + until_end(&charges, &verdict.each);
-                let left = ends.saturating_duration_since(Instant::now() + DELIVERY_MARGIN);
-                return Ok(match left.as_secs() {
-                    0 => Grant::Later { until: ends + BOUNDARY_DELAY },
-                    seconds => {
-                        let (is_scarce, ends) = (units < wanted, ends + BOUNDARY_DELAY);
-                        Grant::Units { units, seconds, is_scarce, ends }
-                    }
+                let until_end = until_end(&charges, &verdict.each);
+                let ends = sent + until_end + BOUNDARY_DELAY;
+                let expires = sent + until_end.saturating_sub(DELIVERY_MARGIN);
+                return Ok(match whole_seconds(expires, Instant::now()) {
+                    None => Grant::Later { until: ends },
+                    Some(_) => Grant::Units { units, expires, is_scarce: units < wanted, ends },
                 });
             }
             let left = enforced(&charges, &verdict.each).map(|(_, decision)| decision.remaining());
@@ -157,6 +155,12 @@ impl BucketRequest<'_> {
     }
 }
 
+/// Returns the life of an assignment that is sent now, in whole seconds as Envoy supports it. `None`: it is too late.
+pub(super) fn whole_seconds(expires: Instant, now: Instant) -> Option<i64> {
+    let seconds = expires.saturating_duration_since(now).as_secs();
+    Some(i64::try_from(seconds).unwrap_or(i64::MAX)).filter(|seconds| *seconds > 0)
+}
+
 fn enforced<'a>(
     charges: &'a [Charge<'a>],
     decisions: &'a [Decision],
@@ -174,4 +178,22 @@ fn until_end(charges: &[Charge<'_>], decisions: &[Decision]) -> Duration {
         if decision.is_degraded() { until_end.min(MAX_DEGRADED_LIFE) } else { until_end }
     });
     ends.min().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_life_of_an_assignment_is_rounded_down_when_it_is_sent() {
+        let now = Instant::now();
+        let expires = now + Duration::from_millis(3_999);
+        let after = |millis| whole_seconds(expires, now + Duration::from_millis(millis));
+        assert_eq!(after(0), Some(3));
+        assert_eq!(after(999), Some(3));
+        assert_eq!(after(1_000), Some(2));
+        assert_eq!(after(2_999), Some(1));
+        assert_eq!(after(3_000), None);
+        assert_eq!(after(9_000), None, "after the end");
+    }
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     bucket::{Bucket, Usage},
-    charge::{BucketRequest, Grant},
+    charge::{BucketRequest, Grant, whole_seconds},
     proto::{BlanketRule, BucketAction, BucketId, BucketUsage, QuotaResponse, UsageReports},
     registry::{QuotaRegistry, RegisteredNeeds},
 };
@@ -22,6 +22,8 @@ pub(crate) struct Session {
     /// The domain of the first report.
     domain: Option<String>,
     buckets: HashMap<BucketId, TrackedBucket>,
+    /// The encoded size of the ids of all buckets.
+    id_bytes: usize,
     /// Actions for buckets that are not tracked.
     rejected: Vec<BucketAction>,
 }
@@ -30,6 +32,15 @@ pub(crate) struct Session {
 struct TrackedBucket {
     bucket: Bucket,
     needs: RegisteredNeeds,
+}
+
+/// An assignment that is not sent yet.
+#[derive(Clone, Copy, Debug)]
+enum PendingAction {
+    /// Units that must not be spent after an instant.
+    Units { units: u64, expires: Instant },
+    /// An answer for all requests, for this many seconds.
+    Blanket(BlanketRule, i64),
 }
 
 /// A report that is not accepted.
@@ -50,6 +61,8 @@ pub(crate) const SEND_TIMEOUT: Duration = Duration::from_millis(250);
 const MAX_BUCKETS: usize = 4_096;
 /// The maximum length of the names and values in the id of a bucket.
 const MAX_ID_BYTES: usize = 4_096;
+/// The maximum encoded size of the ids of all buckets of a stream, so that Envoy's reports are not too large.
+const MAX_STREAM_ID_BYTES: usize = 256 << 10;
 /// Buckets whose units are charged at the same time.
 const MAX_CONCURRENT: usize = 32;
 /// The maximum number of actions in a message.
@@ -64,7 +77,8 @@ const DENIAL_SECONDS: i64 = 60;
 
 impl Session {
     pub(crate) fn new(active: Arc<ActiveConfig>) -> Self {
-        Self { active, domain: None, buckets: HashMap::new(), rejected: Vec::new() }
+        let (buckets, rejected) = (HashMap::new(), Vec::new());
+        Self { active, domain: None, buckets, id_bytes: 0, rejected }
     }
 
     /// Returns the domain of the reports.
@@ -124,23 +138,25 @@ impl Session {
         }
     }
 
-    /// Adds a new bucket. Returns false if there are too many, or if its id is too long: Envoy then forgets it.
+    /// Adds a new bucket. Returns false if there are too many, or if ids are too long: Envoy then forgets it.
     fn track(&mut self, id: &BucketId) -> bool {
         if self.buckets.contains_key(id) {
             return true;
         }
         let bytes = id.attributes.iter().map(|(name, value)| name.len() + value.len());
         let fits = bytes.sum::<usize>() <= MAX_ID_BYTES
-            && id.attributes.len() <= self.active.revision().settings.bounds.attributes;
+            && id.attributes.len() <= self.active.revision().settings.bounds.attributes
+            && self.id_bytes + id.encoded_len() <= MAX_STREAM_ID_BYTES;
         if fits && self.buckets.len() < MAX_BUCKETS && self.registry().add_bucket() {
             self.buckets.insert(id.clone(), TrackedBucket::default());
+            self.id_bytes += id.encoded_len();
             return true;
         }
         self.rejected.push(BucketAction::abandon(id));
         if let Some(events) = self.registry().warnings.too_many.events() {
             tracing::warn!(
                 events,
-                "rejected a quota bucket of Envoy: too many buckets, or its id is too long"
+                "rejected a quota bucket of Envoy: too many buckets, or ids that are too long"
             );
         }
         false
@@ -148,6 +164,7 @@ impl Session {
 
     fn forget(&mut self, id: &BucketId) {
         if let Some(tracked) = self.buckets.remove(id) {
+            self.id_bytes -= id.encoded_len();
             self.registry().remove_bucket(tracked.needs);
         }
     }
@@ -169,16 +186,20 @@ impl Session {
         let active = &*self.active;
         let assigned = stream::iter(due)
             .map(|(id, mut tracked)| async move {
-                let actions = tracked.assign(active, domain, &id).await;
-                (id, tracked, actions)
+                let pending = tracked.assign(active, domain, &id).await;
+                (id, tracked, pending)
             })
             .buffer_unordered(MAX_CONCURRENT);
         let mut assigned = std::pin::pin!(assigned);
-        let mut actions = std::mem::take(&mut self.rejected);
-        while let Some((id, tracked, own)) = assigned.next().await {
+        let mut pending = Vec::new();
+        while let Some((id, tracked, action)) = assigned.next().await {
+            pending.extend(action.map(|action| (id.clone(), action)));
             self.buckets.insert(id, tracked);
-            actions.extend(own);
         }
+        // The charges of other buckets may have taken a while.
+        let now = Instant::now();
+        let mut actions = std::mem::take(&mut self.rejected);
+        actions.extend(pending.iter().flat_map(|(id, action)| action.actions(id, now)));
         let messages = actions.chunks(MAX_ACTIONS).map(|actions| {
             self.active.quotas().count_response();
             QuotaResponse { actions: actions.to_vec() }
@@ -188,13 +209,13 @@ impl Session {
 }
 
 impl TrackedBucket {
-    /// Charges units for the bucket, and returns the actions that assign them.
+    /// Charges units for the bucket, and returns their assignment.
     async fn assign(
         &mut self,
         active: &ActiveConfig,
         domain: &str,
         id: &BucketId,
-    ) -> Vec<BucketAction> {
+    ) -> Option<PendingAction> {
         let revision = active.revision();
         let (registry, rate) = (active.quotas(), self.bucket.rate());
         let request = BucketRequest { registry, revision: &revision, domain, id, rate };
@@ -204,31 +225,45 @@ impl TrackedBucket {
         });
         let now = Instant::now();
         match grant {
-            Grant::Units { units, seconds, is_scarce, ends } => {
+            Grant::Units { units, expires, is_scarce, ends } => {
                 self.bucket.assign(now, units, is_scarce, ends);
                 registry.count_units(units);
-                let tokens = u32::try_from(units).unwrap_or(u32::MAX);
-                let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
-                BucketAction::tokens(id, tokens, seconds).into()
+                Some(PendingAction::Units { units, expires })
             }
             Grant::Unlimited => {
                 self.bucket.allow(now + UNLIMITED_CHECK);
-                vec![BucketAction::blanket(id, BlanketRule::AllowAll, UNLIMITED_SECONDS)]
+                Some(PendingAction::Blanket(BlanketRule::AllowAll, UNLIMITED_SECONDS))
             }
             // Envoy may have a few tokens left.
             Grant::Nothing { until: Some(until) } if self.bucket.has_tokens(now) => {
                 self.bucket.delay(until);
-                Vec::new()
+                None
             }
             // Also at the end of a window: the message replaces tokens that arrived late.
             Grant::Nothing { until } => {
                 self.bucket.deny(now, until);
-                vec![BucketAction::blanket(id, BlanketRule::DenyAll, DENIAL_SECONDS)]
+                Some(PendingAction::Blanket(BlanketRule::DenyAll, DENIAL_SECONDS))
             }
             Grant::Later { until } => {
                 self.bucket.delay(until);
-                Vec::new()
+                None
             }
+        }
+    }
+}
+
+impl PendingAction {
+    /// Returns the actions of a message that is sent now. Units are lost if it is too late for them.
+    fn actions(self, id: &BucketId, now: Instant) -> Vec<BucketAction> {
+        match self {
+            Self::Blanket(rule, seconds) => vec![BucketAction::blanket(id, rule, seconds)],
+            Self::Units { units, expires } => match whole_seconds(expires, now) {
+                Some(seconds) => {
+                    let tokens = u32::try_from(units).unwrap_or(u32::MAX);
+                    BucketAction::tokens(id, tokens, seconds).into()
+                }
+                None => vec![BucketAction::blanket(id, BlanketRule::DenyAll, DENIAL_SECONDS)],
+            },
         }
     }
 }
@@ -238,5 +273,20 @@ impl Drop for Session {
         for (_, tracked) in self.buckets.drain() {
             self.active.quotas().remove_bucket(tracked.needs);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_that_are_sent_too_late_are_not_assigned() {
+        let (id, now) = (BucketId::default(), Instant::now());
+        let pending = PendingAction::Units { units: 7, expires: now + Duration::from_secs(3) };
+        let after = |seconds| pending.actions(&id, now + Duration::from_secs(seconds));
+        assert_eq!(after(1), BucketAction::tokens(&id, 7, 2));
+        let denial = [BucketAction::blanket(&id, BlanketRule::DenyAll, DENIAL_SECONDS)];
+        assert_eq!(after(3), denial);
     }
 }

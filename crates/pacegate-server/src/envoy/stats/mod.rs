@@ -5,7 +5,10 @@ mod pages;
 mod prometheus;
 mod statsd;
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
+};
 
 pub(crate) use hits::HitStats;
 pub(super) use hits::{HitLevel, RuleHits};
@@ -141,7 +144,7 @@ pub(super) fn prefer_ipv4(addresses: impl Iterator<Item = SocketAddr>) -> Option
     addresses.iter().find(|address| address.is_ipv4()).or(addresses.first()).copied()
 }
 
-/// Returns all counters with their names in statsd, without tags.
+/// Returns all counters with their names in statsd, without tags. Each name occurs once.
 fn counters(active: &ActiveConfig) -> Vec<(String, u64)> {
     let stats = &active.revision().hits;
     let mut all = Vec::new();
@@ -160,7 +163,16 @@ fn counters(active: &ActiveConfig) -> Vec<(String, u64)> {
     all.extend(service.map(|(name, count)| (format!("ratelimit.service.{name}"), count)));
     let calls = grpc(active).map_or(0, |grpc| grpc.latency().count());
     all.push(("ratelimit_server.ShouldRateLimit.total_requests".to_owned(), calls));
-    all
+    summed(all).into_iter().collect()
+}
+
+/// Adds the counts of equal names: the parts of different names can be equal when they are joined.
+fn summed(counts: impl IntoIterator<Item = (String, u64)>) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for (name, count) in counts {
+        *sums.entry(name).or_default() += count;
+    }
+    sums
 }
 
 /// Returns the calls of the gRPC listener.
@@ -222,6 +234,13 @@ mod tests {
         let near =
             |ratio, limit| read(&[("NEAR_LIMIT_RATIO", ratio)]).unwrap().unwrap().near(limit);
         assert_eq!((near("0.8", 10), near("0.8", 2), near(".5", 3)), (8, 1, 1));
+    }
+
+    #[test]
+    fn counters_with_equal_names_are_added() {
+        let names: [&[&str]; 3] = [&["a.b", "c"], &["a", "b.c"], &["a", "c"]];
+        let sums = summed(names.map(|parts| (parts.join("."), 2)));
+        assert_eq!(sums, [("a.b.c".to_owned(), 4), ("a.c".to_owned(), 2)].into());
     }
 
     #[test]

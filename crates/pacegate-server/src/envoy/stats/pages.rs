@@ -1,7 +1,7 @@
 //! Pages on the other ports of envoyproxy/ratelimit: metrics on `PROMETHEUS_ADDR`, and the rules and counters on the
 //! debug port.
 
-use std::{convert::Infallible, fmt::Write as _, sync::Arc};
+use std::{convert::Infallible, fmt::Write as _, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -17,6 +17,7 @@ use super::{counters, prometheus};
 use crate::{
     active_config::ActiveConfig,
     envoy::proto::Unit,
+    http::names_local_host,
     service::{Drain, Peer, Protocol},
 };
 
@@ -34,13 +35,20 @@ pub(crate) enum PageSet {
 pub(crate) struct Pages {
     active: Arc<ActiveConfig>,
     set: PageSet,
+    /// True if only this machine can connect. Then the host must be known, because pages in a browser can connect too.
+    is_loopback: bool,
 }
 
 const INDEX: &str = "/rlconfig: the rules\n/stats: the counters\n";
 
 impl Pages {
     pub(crate) fn new(active: Arc<ActiveConfig>, set: PageSet) -> Self {
-        Self { active, set }
+        Self { active, set, is_loopback: false }
+    }
+
+    /// Sets the address on which the pages are served.
+    pub(crate) fn on(self, address: SocketAddr) -> Self {
+        Self { is_loopback: address.ip().to_canonical().is_loopback(), ..self }
     }
 
     /// Returns a name for the log.
@@ -65,9 +73,16 @@ impl Pages {
     }
 
     fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        let page = self.page(request.uri().path());
-        let status = if page.is_some() { StatusCode::OK } else { StatusCode::NOT_FOUND };
-        let mut response = Response::new(Full::from(page.unwrap_or_default()));
+        let hosts = &self.active.revision().settings.hosts;
+        let (status, page) = if self.is_loopback && !names_local_host(request, hosts) {
+            (StatusCode::FORBIDDEN, "the request is for another host\n".to_owned())
+        } else {
+            match self.page(request.uri().path()) {
+                Some(page) => (StatusCode::OK, page),
+                None => (StatusCode::NOT_FOUND, String::new()),
+            }
+        };
+        let mut response = Response::new(Full::from(page));
         *response.status_mut() = status;
         let content_type = HeaderValue::from_static(prometheus::CONTENT_TYPE);
         response.headers_mut().insert(header::CONTENT_TYPE, content_type);

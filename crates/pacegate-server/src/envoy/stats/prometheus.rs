@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, fs};
 
-use super::{config_loads, grpc, hits::STATISTICS};
+use super::{config_loads, grpc, hits::STATISTICS, summed};
 use crate::active_config::ActiveConfig;
 
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -26,8 +26,7 @@ pub(super) fn text(active: &ActiveConfig) -> String {
         let hits = rules.iter().map(|(labels, hits)| (&**labels, hits[place]));
         page.counters(&format!("rate_limit_{statistic}"), hits.filter(|(_, hits)| *hits > 0));
     }
-    for (domain, count) in stats.unknown_domains() {
-        let domain = domain.replace(|char: char| !char.is_ascii_alphanumeric(), "_");
+    for (domain, count) in domains(stats.unknown_domains()) {
         page.counters(&format!("rate_limit_{domain}_domain_not_found"), [("", count)]);
     }
     let [(_, redis), (_, service), (shadow, global)] = stats.calls();
@@ -40,6 +39,12 @@ pub(super) fn text(active: &ActiveConfig) -> String {
     page.calls(active);
     page.memory();
     page.0
+}
+
+/// Replaces the characters of domains that names of metrics cannot have. Domains that become equal are added.
+fn domains(unknown: Vec<(String, u64)>) -> BTreeMap<String, u64> {
+    let is_other = |char: char| !char.is_ascii_alphanumeric();
+    summed(unknown.into_iter().map(|(domain, count)| (domain.replace(is_other, "_"), count)))
 }
 
 fn label_text(label: &str, value: &str) -> String {
@@ -114,6 +119,13 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn domains_with_equal_metrics_are_added() {
+        let unknown = [("a.b", 2), ("a-b", 3), ("c", 4)].map(|(name, count)| (name.into(), count));
+        let expected = [("a_b", 5), ("c", 4)].map(|(name, count)| (name.into(), count));
+        assert_eq!(domains(unknown.into()), expected.into());
+    }
 
     #[test]
     fn labels_are_escaped() {

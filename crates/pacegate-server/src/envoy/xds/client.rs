@@ -67,6 +67,8 @@ struct Session {
 enum Rejection {
     #[error(transparent)]
     Invalid(#[from] ReloadError),
+    #[error("the type of the response is `{0}`: expected `{TYPE_URL}`")]
+    Type(String),
     #[error("cannot activate the resources: {0}")]
     Failed(#[from] JoinError),
 }
@@ -138,10 +140,11 @@ impl Follower {
         let server = &options.servers[self.index];
         let (initial, max) = options.backoff;
         let mut delay = initial;
+        self.reloader.active().set_connected(server.as_str(), false);
         loop {
             self.has_answered = false;
-            self.reloader.active().set_connected(server.as_str(), false);
             let Err(error) = self.follow(server).await;
+            self.reloader.active().set_connected(server.as_str(), false);
             if self.has_answered {
                 delay = initial;
             }
@@ -191,7 +194,11 @@ impl Follower {
         }
         let index = self.index;
         self.progress.send_if_modified(|all| !std::mem::replace(&mut all.answered[index], true));
-        let Err(rejection) = result else { return self.accept(session, &response).await };
+        let Err(rejection) = result else {
+            // An earlier version must not be tried again.
+            session.rejected = None;
+            return self.accept(session, &response).await;
+        };
         let reason = rejection.to_string();
         let before = session.rejected.take();
         let before = before.filter(|it| it.response.version_info == response.version_info);
@@ -226,6 +233,7 @@ impl Follower {
 
     /// Activates a response.
     async fn activate(&self, response: &DiscoveryResponse) -> Result<(), Rejection> {
+        check_type(&response.type_url)?;
         let (reloader, index) = (self.reloader.clone(), self.index);
         let (server, resources) = (self.options.servers[index].clone(), response.resources.clone());
         let activating = tokio::task::spawn_blocking(move || {
@@ -281,6 +289,14 @@ impl Follower {
     }
 }
 
+/// Rejects a response with resources of another type. Some config servers leave the type out.
+fn check_type(type_url: &str) -> Result<(), Rejection> {
+    match type_url.is_empty() || type_url == TYPE_URL {
+        true => Ok(()),
+        false => Err(Rejection::Type(shorten(type_url, 80))),
+    }
+}
+
 /// Returns the delay of a rejection. `times`: earlier rejections of the same version.
 fn rejection_delay(times: u32) -> Duration {
     match times.checked_sub(1) {
@@ -307,6 +323,13 @@ mod tests {
         let millis =
             [0, 1, 2, 3, 4, 5, 6, 40, u32::MAX].map(|times| rejection_delay(times).as_millis());
         assert_eq!(millis, [0, 500, 1_000, 2_000, 4_000, 8_000, 8_000, 8_000, 8_000]);
+    }
+
+    #[test]
+    fn a_response_of_another_type_is_rejected() {
+        assert!(check_type("").is_ok() && check_type(TYPE_URL).is_ok());
+        let error = check_type("type.googleapis.com/other").unwrap_err().to_string();
+        assert!(error.starts_with("the type of the response is `type.googleapis.com/other`"));
     }
 
     #[test]

@@ -51,7 +51,8 @@ impl XdsOptions {
     ) -> Result<Self> {
         let initial = variables.duration("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL")?;
         let max = variables.duration("XDS_CLIENT_BACKOFF_MAX_INTERVAL")?;
-        let initial = initial.unwrap_or(BACKOFF.0);
+        // Without a delay, attempts to connect would never pause.
+        let initial = initial.filter(|initial| !initial.is_zero()).unwrap_or(BACKOFF.0);
         Ok(Self {
             servers: servers(&variables.text_or_default("CONFIG_GRPC_XDS_SERVER_URL"))?,
             node: ClientNode {
@@ -178,6 +179,8 @@ mod tests {
         assert_eq!((&*options.addresses(), &*options.node.id), ("localhost:18000", "default"));
         assert!(options.node.metadata.is_none() && options.headers.is_empty());
         assert!(options.tls.is_none() && !options.starts_without);
+        assert_eq!(options.backoff, BACKOFF);
+        let options = read(&[("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "0")]).unwrap();
         assert_eq!(options.backoff, BACKOFF);
         assert_eq!(options.max_message_bytes, 64 << 20);
     }
