@@ -172,7 +172,8 @@ pub enum PolicyError {
 const MAX_LIMITS: usize = 16;
 
 impl PolicySet {
-    /// Validates and compiles policies. Conditions on `path` are converted to its normal form, see [`Paths`](super::Paths).
+    /// Validates and compiles policies. Conditions on `path` are converted to its normal form, see
+    /// [`Paths`](super::Paths).
     ///
     /// Names must be unique, and each policy needs at least one and at most 16 limits. Two limits of a policy must
     /// differ in algorithm or period. An empty list is valid: no request is limited.
