@@ -84,7 +84,24 @@ pub(crate) fn run() -> anyhow::Result<()> {
     provide(NGINX, apt::nginx)?;
     provide(CURL, || apt::install("curl"))?;
     provide(CHROMIUM, || apt::install("chromium"))?;
-    python::provide()
+    python::provide()?;
+    control_plane()
+}
+
+/// Builds the config server of the xDS tests to `target/control-plane`. Without Go or its modules that test is skipped.
+fn control_plane() -> anyhow::Result<()> {
+    let go = |words: &[&str]| {
+        let mut command = Command::new("go");
+        command.args(words).env("GOTOOLCHAIN", "local");
+        command.current_dir(root().join("crates/pacegate-cli/tests/control-plane"));
+        command
+    };
+    let has_modules = go(&["mod", "download"]).output().is_ok_and(|output| output.status.success());
+    if !has_modules {
+        writeln!(io::stderr(), "no config server in Go: Go or its modules are missing")?;
+        return Ok(());
+    }
+    run_command(&mut go(&["build", "-o", "../../../../target/control-plane", "."]))
 }
 
 /// Installs missing programs for the server benchmark.

@@ -411,7 +411,9 @@ fn certificates_for_config_servers_are_read_for_each_connection() {
 #[test]
 fn the_environment_of_envoy_gateway_and_its_library_work_unchanged() {
     let Some(program) = GoControlPlane::program() else {
-        return eprintln!("skipped: go is not installed");
+        return eprintln!(
+            "skipped: `cargo xtask servers` builds the config server, if Go is installed"
+        );
     };
     let (certificates, port) = (Certificates::new(), Port::reserve());
     let folder = tempfile::tempdir().unwrap();
