@@ -314,8 +314,8 @@ fn a_redis_that_is_30_ms_away_is_used_if_the_caller_allows_it() {
     let mut grpc = Grpc::connect(service.address("grpc")).unwrap();
     for (timeout, allowed) in [("5S", true), ("5S", true), ("5S", false)] {
         grpc.timeout = Some(timeout);
-        let told = grpc.ask(None, "edge", &[("user", "a")]).unwrap();
-        assert_eq!((told.allowed, told.degraded), (allowed, false));
+        let answer = grpc.ask(None, "edge", &[("user", "a")]).unwrap();
+        assert_eq!((answer.allowed, answer.degraded), (allowed, false));
     }
     assert_eq!(server.command(&["DBSIZE"]).int(), 1);
     // Envoy's default leaves too little time.
