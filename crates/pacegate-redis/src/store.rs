@@ -239,14 +239,15 @@ impl Inner {
             let problem = "a request with an id cannot charge one key under two limits";
             return Err(StoreError::Unsupported(problem.to_owned()));
         }
-        // Recorded even if the answer is known.
         let is_recorded = charges.iter().any(|charge| charge.excess.is_recorded());
-        if id.is_none()
-            && !is_ambiguous
-            && !is_recorded
-            && let Some(outcomes) = self.answer_locally(charges, &fingerprints)
-        {
-            return Ok(Started::Answered(outcomes));
+        if id.is_none() && !is_ambiguous && self.common.deny_cache.may_answer(charges) {
+            let answered = match is_recorded {
+                true => self.deny_locally(charges, &fingerprints),
+                false => self.answer_locally(charges, &fingerprints),
+            };
+            if let Some(outcomes) = answered {
+                return Ok(Started::Answered(outcomes));
+            }
         }
         if self.session().is_opening() {
             return Ok(Started::Opening);
@@ -289,6 +290,15 @@ impl Inner {
             self.common.totals.leased.add(1);
             return Some(outcomes.into());
         }
+        self.deny_locally(charges, fingerprints)
+    }
+
+    /// Answers from the deny cache.
+    fn deny_locally(
+        &self,
+        charges: &[Charge<'_>],
+        fingerprints: &[Fingerprint],
+    ) -> Option<Outcomes> {
         let pairs = fingerprints.iter().copied().zip(charges);
         let outcomes = self.common.deny_cache.answer(pairs)?;
         self.common.totals.denied_locally.add(1);
