@@ -12,6 +12,7 @@ use arc_swap::{ArcSwap, Guard};
 use pacegate::{BuildError, Limiter, MemoryStore, SharedLimiter, policy::Mode};
 use pacegate_redis::{RedisStore, UrlError};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::{
     audit::Audit,
@@ -35,6 +36,8 @@ pub(crate) struct ActiveConfig {
     live: Live,
     audit: Audit,
     quotas: QuotaRegistry,
+    /// The number of the active revision.
+    reloads: watch::Sender<u64>,
 }
 
 /// One version of the configuration.
@@ -80,6 +83,7 @@ impl ActiveConfig {
             StoreSettings::Redis { url, prefix, deadline } => {
                 let builder = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
                 let builder = if settings.count_denied { builder.deny_cache(0) } else { builder };
+                let builder = builder.cache_counted_denials(settings.envoy.cache_denials);
                 let store = builder.layout(settings.layout.clone()).connect_later();
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
                 (Engine::shared(limiter), State::Redis(store))
@@ -102,6 +106,7 @@ impl ActiveConfig {
             live: Live::new(),
             audit: Audit::default(),
             quotas: QuotaRegistry::default(),
+            reloads: watch::Sender::new(1),
         }
     }
 
@@ -121,7 +126,13 @@ impl ActiveConfig {
             hits: current.hits.clone(),
         });
         self.clear_complaint();
+        self.reloads.send_replace(previous.number + 1);
         previous.number + 1
+    }
+
+    /// Returns a receiver that reports each reload.
+    pub(crate) fn reloads(&self) -> watch::Receiver<u64> {
+        self.reloads.subscribe()
     }
 
     /// Records a failed reload. The current settings stay active.

@@ -170,8 +170,15 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             merge_domains: self.switch("MERGE_DOMAIN_CONFIG")?,
             quota_mode: self.switch("QUOTA_MODE")?,
             dynamic_metadata: self.switch("RESPONSE_DYNAMIC_METADATA")?,
+            cache_denials: self.cache_bytes()? > 0,
             response_headers: headers.transpose()?,
         })
+    }
+
+    fn cache_bytes(&self) -> Result<u64> {
+        let name = "LOCAL_CACHE_SIZE_IN_BYTES";
+        let problem = "is invalid: expected a number of bytes; 0 turns the cache off";
+        self.text_or_default(name).parse().map_err(|_| EnvironmentError::new(name, problem))
     }
 
     fn logging(&self) -> Result<Logging> {
@@ -324,6 +331,7 @@ mod tests {
             ("CACHE_KEY_PREFIX", "rl:"),
             ("REDIS_POOL_SIZE", "9"),
             ("REDIS_TIMEOUT", "2s"),
+            ("LOCAL_CACHE_SIZE_IN_BYTES", "1000"),
             ("RESPONSE_DYNAMIC_METADATA", "true"),
         ])
         .unwrap();
@@ -350,7 +358,7 @@ mod tests {
         let StoreSettings::Redis { url, prefix, deadline } = settings.store else { panic!() };
         assert_eq!((&*url, &*prefix), ("redis://redis:6379", "rl:"));
         assert_eq!(deadline, std::time::Duration::from_secs(2));
-        assert!(settings.envoy.dynamic_metadata);
+        assert!(settings.envoy.dynamic_metadata && settings.envoy.cache_denials);
     }
 
     #[test]
@@ -430,6 +438,10 @@ mod tests {
                 "GRPC_UDS is a unix socket, which is not supported: set GRPC_HOST and GRPC_PORT",
             ),
             (&[("SHADOW_MODE", "yes")], "SHADOW_MODE is invalid: expected true or false"),
+            (
+                &[("LOCAL_CACHE_SIZE_IN_BYTES", "1 MB")],
+                "LOCAL_CACHE_SIZE_IN_BYTES is invalid: expected a number of bytes; 0 turns the cache off",
+            ),
             (
                 &[("LOG_LEVEL", "loud")],
                 "LOG_LEVEL is invalid: expected ERROR, WARN, INFO, DEBUG or TRACE",

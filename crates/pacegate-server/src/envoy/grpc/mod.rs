@@ -187,7 +187,7 @@ async fn respond(
         },
         HEALTH_CHECK => health::check(active, watch, request).await,
         HEALTH_WATCH => match health::asked_service(active, watch, request).await {
-            Ok(service) => return health::watch(&service, watch, drain),
+            Ok(service) => return health::watch(active, &service, watch, drain),
             Err(failure) => Err(failure),
         },
         _ => Err(Failure::new(GrpcCode::Unimplemented, "unknown method")),
