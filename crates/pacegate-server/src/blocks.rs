@@ -309,7 +309,10 @@ mod tests {
         let name = |name: &str| name.parse::<PolicyName>().unwrap();
         assert!(!blocks.any_of(|_| true));
         for seconds in [60, 90] {
-            blocks.add(name("a"), key(&seconds.to_string()), Duration::from_secs(seconds)).await.unwrap();
+            blocks
+                .add(name("a"), key(&seconds.to_string()), Duration::from_secs(seconds))
+                .await
+                .unwrap();
             blocks.add(name("a"), key("a"), Duration::from_secs(seconds)).await.unwrap();
         }
         assert!(blocks.any_of(|policy| policy == name("a")));

@@ -186,7 +186,8 @@ fn spent_units_of_a_blocked_key_are_recorded() {
         let answer = replica.http.request("DELETE", "/v1/block?policy=tokens&key=alice", None, "");
         assert_eq!(answer.unwrap().status, 200);
         let (status, decision) = replica.post("/v1/check", &plain);
-        assert_eq!((status, &decision["source"]), (429, &json!("store")), "{decision}");
+        assert_eq!((status, &decision["remaining"]), (429, &json!(0)), "{decision}");
+        assert_ne!(decision["source"], "blocked", "{decision}");
         let live = replica.http.get("/v1/live").unwrap().json();
         let tokens = &live["policies"][1];
         // 130 and then 70 of 130, because the debt is at most one limit; the others are plain denials.

@@ -66,7 +66,8 @@ impl RedisStore {
 
     /// Removes blocks, from 1 to 1,000 at a time.
     pub async fn unblock(&self, blocks: &[Block]) -> Result<BlocksReply, StoreError> {
-        let members: Vec<_> = blocks.iter().map(|one| member(one.policy, one.key.as_ref())).collect();
+        let members: Vec<_> =
+            blocks.iter().map(|one| member(one.policy, one.key.as_ref())).collect();
         match members.len() {
             1..=1_000 => self.send_blocks(BlocksAction::Remove { members }).await,
             count => {
@@ -125,7 +126,8 @@ impl BlocksCommand {
     /// Reads the reply of the script, and answers the caller.
     pub(crate) fn finish(mut self, reply: &[u8]) {
         let reply = read(reply).ok_or_else(unexpected);
-        let answer = reply.map(|reply| Answer { blocks: Some(Box::new(reply)), ..Answer::default() });
+        let answer =
+            reply.map(|reply| Answer { blocks: Some(Box::new(reply)), ..Answer::default() });
         self.responder.answer(answer);
     }
 }

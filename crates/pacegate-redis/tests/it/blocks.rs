@@ -20,7 +20,7 @@ fn policy() -> PolicyName {
 /// Two clients with one clock.
 fn share(url: &str) {
     let [one, other] = [(), ()].map(|()| Timed::new(url, |builder| builder));
-    let at = |seconds| {
+    let at = |seconds: u64| {
         let now = Timestamp::from_secs(1_700_000_000 + seconds);
         [&one, &other].iter().for_each(|store| store.set_time(now));
         now
@@ -81,7 +81,8 @@ fn blocks_end_on_the_server_with_the_last_of_them() {
     let builder = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
     let store = runtime.block_on(builder.connect()).unwrap();
     let life = || server.command(&["PTTL", "pg:{blocks}"]).int();
-    for (key, seconds, lowest) in [("a", 60, 59_000), ("b", 3_600, 3_599_000), ("c", 1, 3_590_000)] {
+    for (key, seconds, lowest) in [("a", 60, 59_000), ("b", 3_600, 3_599_000), ("c", 1, 3_590_000)]
+    {
         let time = Duration::from_secs(seconds);
         let block = store.block(policy(), KeyRef::new(key.as_bytes()), time, 9);
         let added = runtime.block_on(block).unwrap();

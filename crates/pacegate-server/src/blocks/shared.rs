@@ -54,8 +54,7 @@ impl SharedBlocks {
 impl Blocks {
     /// Creates a set of blocks that is shared through a store. Empty until the first [`Blocks::refresh`].
     pub(crate) fn shared(store: RedisStore) -> Self {
-        let shared =
-            SharedBlocks { store, version: Mutex::new(0), offset: AtomicI64::new(0) };
+        let shared = SharedBlocks { store, version: Mutex::new(0), offset: AtomicI64::new(0) };
         Self { shared: Some(shared), ..Self::new() }
     }
 

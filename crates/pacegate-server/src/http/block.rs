@@ -101,9 +101,8 @@ pub(super) async fn unblock(shared: Context, request: Request) -> HttpResult {
         Some((_, domain)) => revision.access_to(request.headers(), Scope::Admin, domain)?,
         None => revision.access_everywhere(request.headers(), Scope::Admin)?,
     };
-    let is_meant = |block: &Block| {
-        block.policy.as_str() == policy && text_of(block.key.as_ref()) == key
-    };
+    let is_meant =
+        |block: &Block| block.policy.as_str() == policy && text_of(block.key.as_ref()) == key;
     let lifted = revision.engine.blocks().lift(is_meant).await.map_err(unchanged)?;
     if lifted.is_empty() {
         // Reports a policy or a key that cannot exist.
