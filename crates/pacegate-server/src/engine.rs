@@ -1,6 +1,11 @@
 //! The limiter behind all listeners, with blocks and with the deadlines of callers.
 
-use std::{slice, sync::Arc, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    slice,
+    sync::Arc,
+    time::Duration,
+};
 
 use pacegate::{
     BatchDecision, Charge, Charges, CheckError, Decision, Limiter, Plan, PolicyName, PolicySet,
@@ -151,14 +156,15 @@ impl Engine {
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<BatchDecision, CheckError> {
-        match self.in_time(self.charges().check_batch(charges, id)).await {
+        match self.in_time(pin!(self.charges().check_batch(charges, id))).await {
             Some(answer) => answer,
             None => Ok(self.charges().check_without_store(charges, &StoreError::TimedOut)?),
         }
     }
 
-    /// Returns the answer of the store; `None` if there was none by the deadline.
-    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+    /// Returns the answer of the store; `None` if there was none by the deadline. Takes a pinned future, because one that
+    /// moves takes its size twice.
+    async fn in_time<T>(&self, answer: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         match self.deadline {
             None => Some(answer.await),
             Some(deadline) => timeout_at(deadline, answer).await.ok(),
@@ -173,7 +179,7 @@ impl Engine {
     ) {
         let before = decisions.len();
         match self.blocks.any() {
-            true => self.check_some_blocked(charges, decisions).await,
+            true => Box::pin(self.check_some_blocked(charges, decisions)).await,
             false => self.check_unblocked(charges, decisions).await,
         }
         for (charge, decision) in charges.iter().zip(&decisions[before..]) {
@@ -209,7 +215,8 @@ impl Engine {
         decisions: &mut Vec<Result<Decision, CheckError>>,
     ) {
         let before = decisions.len();
-        if self.in_time(self.charges().check_each(charges, decisions)).await.is_none() {
+        let checks = self.charges().check_each(charges, decisions);
+        if self.in_time(pin!(checks)).await.is_none() {
             decisions.truncate(before);
             decisions.extend(charges.iter().map(|charge| {
                 let charge = slice::from_ref(charge);
@@ -264,7 +271,8 @@ impl Engine {
 
     /// Returns up to the cost of each charge, and no more than is used.
     pub(crate) async fn refund(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
-        self.in_time(self.charges().refund(charges)).await.unwrap_or(Err(StoreError::TimedOut))
+        let refund = pin!(self.charges().refund(charges));
+        self.in_time(refund).await.unwrap_or(Err(StoreError::TimedOut))
     }
 
     /// Removes all keys of a policy or a domain, and returns their number.

@@ -312,7 +312,14 @@ impl Charges<'_, SharedLimiter> {
     ///
     /// If the future is dropped, the charges may have been taken. Permits that they may have taken are released.
     pub async fn check(self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
-        Ok(self.check_batch(charges, None).await?.decision)
+        let limits = self.evaluator().bind(charges);
+        let mut resolved = resolve(charges, &limits)?;
+        if !self.shared.is_local() {
+            resolved.fill_permits();
+        }
+        let evaluation = self.shared.evaluate(&resolved, None).await?;
+        self.evaluator().record(&resolved.charges, &evaluation);
+        Ok(evaluation.decision)
     }
 
     /// Decides charges, all or nothing, and returns the decision for each of them.
@@ -358,6 +365,9 @@ impl Charges<'_, SharedLimiter> {
     ) {
         if self.shared.is_local() {
             return self.evaluator().check_each(charges, decisions);
+        }
+        if charges.len() == 1 {
+            return decisions.push(self.check(charges).await);
         }
         let checks = charges.iter().map(|charge| self.check(std::slice::from_ref(charge)));
         decisions.extend(join_all(checks).await);
