@@ -116,7 +116,8 @@ fn recorded(random: &mut Random, algorithm: Algorithm) -> Vec<(Limit, u64, Exces
             let limit = Limit::new(amount, Duration::from_secs(60)).unwrap();
             let limit = limit.with_algorithm(algorithm).unwrap();
             let max = random.pick(&[0, 3, limit.capacity(), 1_000]);
-            let excess = [Excess::Count, Excess::Debt { max }, Excess::Debt { max }, Excess::Reject];
+            let excess =
+                [Excess::Count, Excess::Debt { max }, Excess::Debt { max }, Excess::Reject];
             let excess = random.pick(&excess);
             let max_cost = if excess.is_recorded() { 30 } else { limit.capacity() };
             (limit, random.pick(&[0, 1, 1, 2, 5, max_cost]), excess)
