@@ -86,7 +86,7 @@ impl ActiveConfig {
                 let builder = builder.cache_counted_denials(settings.envoy.cache_denials);
                 let store = builder.layout(settings.layout.clone()).connect_later();
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
-                (Engine::shared(limiter), State::Redis(store))
+                (Engine::redis(limiter, store.clone()), State::Redis(store))
             }
         };
         Ok(Self::new(engine, state, settings))

@@ -224,9 +224,9 @@ async fn a_blocked_key_gets_no_units_until_the_block_ends() {
     let (before, _) = tokens_after(&mut client, report("d")).await;
     let engine = server.active.revision().engine.clone();
     let (policy, key) = ("quota".parse().unwrap(), KeyRef::new(b"v").to_buf());
-    engine.blocks().add(policy, key, Duration::from_secs(3_600)).unwrap();
+    engine.blocks().add(policy, key, Duration::from_secs(3_600)).await.unwrap();
     assert_eq!(all_tokens(&mut client).await.0, 0);
-    assert_eq!(engine.blocks().lift(|_| true).len(), 1);
+    assert_eq!(engine.blocks().lift(|_| true).await.unwrap().len(), 1);
     assert_eq!(before + all_tokens(&mut client).await.0, 100);
 }
 
