@@ -439,10 +439,6 @@ mod tests {
             ),
             (&[("SHADOW_MODE", "yes")], "SHADOW_MODE is invalid: expected true or false"),
             (
-                &[("LOCAL_CACHE_SIZE_IN_BYTES", "1 MB")],
-                "LOCAL_CACHE_SIZE_IN_BYTES is invalid: expected a number of bytes; 0 turns the cache off",
-            ),
-            (
                 &[("LOG_LEVEL", "loud")],
                 "LOG_LEVEL is invalid: expected ERROR, WARN, INFO, DEBUG or TRACE",
             ),
@@ -492,6 +488,15 @@ mod tests {
             secret.starts_with("REDIS_URL and the variables beside it are not a valid address: ")
         );
         assert!(!secret.contains("hidden"), "{secret}");
+    }
+
+    #[test]
+    fn the_size_of_the_local_cache_is_a_number() {
+        let name = "LOCAL_CACHE_SIZE_IN_BYTES";
+        let problem = problem(&[(name, "1 MB")]);
+        let expected = "is invalid: expected a number of bytes; 0 turns the cache off";
+        assert_eq!(problem, format!("{name} {expected}"));
+        assert!(!deployed(&[(name, "0")]).unwrap().options.cache_denials);
     }
 
     #[test]
