@@ -35,6 +35,8 @@ pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
 pub use charges::{BatchDecision, Charges, Plan};
 pub use permit::{Admission, Permit, SharedPermit};
 pub(crate) use permit_id::new_permit_id;
+#[cfg(feature = "simulation")]
+pub use permit_id::seed_permit_ids;
 pub use shared::{CheckError, SharedLimiter};
 pub use wait::{Wait, WaitError};
 
