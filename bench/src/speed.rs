@@ -34,7 +34,7 @@ const MAX_OF_SINGLE_ZIPF: f64 = 1.0 / 1.8;
 /// One way to decide a list of keys.
 pub struct Candidate<'a> {
     pub name: String,
-    slice: usize,
+    pub slice: usize,
     pub check: Box<dyn Fn(&[String]) + Sync + 'a>,
     /// The target: its maximum time, relative to the first candidate.
     pub bar: Option<f64>,
