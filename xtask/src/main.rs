@@ -67,7 +67,9 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", what @ ("engine" | "http" | "redis" | "service"), "--quick"] => {
             bench::run(&[what, "--quick"])
         }
-        ["bench", what @ ("engine" | "redis"), "--only", name] => bench::run(&[what, "--only", name]),
+        ["bench", what @ ("engine" | "redis"), "--only", name] => {
+            bench::run(&[what, "--only", name])
+        }
         ["bench", what @ ("engine" | "redis"), "--quick", "--only", name] => {
             bench::run(&[what, "--quick", "--only", name])
         }

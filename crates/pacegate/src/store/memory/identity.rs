@@ -223,7 +223,8 @@ mod tests {
     fn scopes(secret: &Secret) -> Vec<Scope> {
         let limits = ["1/minute", "2/minute", "1/hour", "1/minute sliding-window"];
         let limits = limits.map(|limit| limit.parse::<Limit>().unwrap());
-        let counters = [Counter::Policy, Counter::Override(1), Counter::Override(2), Counter::Limit];
+        let counters =
+            [Counter::Policy, Counter::Override(1), Counter::Override(2), Counter::Limit];
         let policies = [PolicyName::DEFAULT, PolicyName::INLINE];
         let all = policies.into_iter().flat_map(|policy| {
             counters.into_iter().flat_map(move |counter| {
@@ -249,7 +250,8 @@ mod tests {
         let mut seen = HashSet::new();
         for number in 0..1_000_u32 {
             let text = number.to_string();
-            let keys = [KeyRef::new(text.as_bytes()).to_buf(), crate::KeyBuf::from_key((number, 1))];
+            let keys =
+                [KeyRef::new(text.as_bytes()).to_buf(), crate::KeyBuf::from_key((number, 1))];
             for key in keys {
                 let hash = secret.hash(key.as_ref());
                 let shards: HashSet<_> = scopes
