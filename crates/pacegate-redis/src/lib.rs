@@ -29,5 +29,5 @@ pub use environment::{ByteStream, Connecting, Environment, OperatingSystem};
 pub use layout::{Layout, LayoutError, Template};
 pub use link::install_crypto_provider;
 pub use stats::{RedisStats, ServerStats};
-pub use store::{ConnectError, RedisStore, RedisStoreBuilder};
+pub use store::{Block, BlocksReply, ConnectError, RedisStore, RedisStoreBuilder};
 pub use url::{RedisUrl, UrlError};
