@@ -14,4 +14,5 @@ mod faults;
 mod kit;
 mod layouts;
 mod others;
+mod thresholds;
 mod workers;

@@ -16,6 +16,7 @@ mod permit;
 mod permit_id;
 mod resolve;
 mod shared;
+mod thresholds;
 mod wait;
 mod wait_queue;
 
@@ -36,6 +37,7 @@ pub use charges::{BatchDecision, Charges, Plan};
 pub use permit::{Admission, Permit, SharedPermit};
 pub(crate) use permit_id::new_permit_id;
 pub use shared::{CheckError, SharedLimiter};
+pub use thresholds::ThresholdEvent;
 pub use wait::{Wait, WaitError};
 
 use self::{
