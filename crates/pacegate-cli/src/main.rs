@@ -33,6 +33,10 @@ use tokio::runtime::Runtime;
 use self::error::{CommandError, print};
 use pacegate_server::Environment;
 
+/// A call allocates blocks of a few kilobytes, which the allocators of glibc and musl handle slowly.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// A rate limiter: server, CLI and tools
 #[derive(Debug, Parser)]
 #[command(name = "pacegate", version, after_help = EXAMPLES)]

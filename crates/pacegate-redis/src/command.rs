@@ -8,12 +8,13 @@ use tokio::time::Instant;
 
 use crate::{
     batch::Batch,
-    cell::{CellCharge, Names},
+    cell::{CellCharge, Names, slot_of},
     fingerprint::Fingerprint,
     layout::CounterBatch,
     replay::Snapshot,
     responder::{Answer, Responder},
     script::{Scripts, Source},
+    store::BlocksCommand,
     wire::{Action, Program, ScriptParams, encode_update},
 };
 
@@ -34,6 +35,7 @@ pub(crate) enum Payload {
     Charges(Batch),
     Update(UpdateCommand),
     Counter(CounterBatch),
+    Blocks(BlocksCommand),
 }
 
 /// A change of one cell other than a charge.
@@ -94,6 +96,9 @@ impl Command {
             Payload::Update(update) => {
                 Payload::Update(update.responder.is_awaited().then_some(update)?)
             }
+            Payload::Blocks(blocks) => {
+                Payload::Blocks(blocks.responder.is_awaited().then_some(blocks)?)
+            }
         };
         Some(Self { payload, ..self })
     }
@@ -103,6 +108,7 @@ impl Command {
             Payload::Charges(batch) => Box::new(batch.responders_mut()),
             Payload::Update(update) => Box::new(std::iter::once(&mut update.responder)),
             Payload::Counter(batch) => Box::new(batch.responders_mut()),
+            Payload::Blocks(blocks) => Box::new(std::iter::once(&mut blocks.responder)),
         }
     }
 
@@ -126,6 +132,7 @@ impl Command {
             Payload::Charges(batch) => batch.cells().first().map(|cell| cell.id.slot()),
             Payload::Update(update) => Some(update.charge.cell.slot()),
             Payload::Counter(batch) => Some(batch.slot()),
+            Payload::Blocks(blocks) => Some(slot_of(&blocks.key)),
         }
     }
 
@@ -133,7 +140,7 @@ impl Command {
     pub(crate) fn size(&self) -> (usize, usize) {
         match &self.payload {
             Payload::Charges(batch) => (batch.requests().len(), batch.cells().len()),
-            Payload::Update(_) => (0, 0),
+            Payload::Update(_) | Payload::Blocks(_) => (0, 0),
             Payload::Counter(batch) => (batch.len(), 1),
         }
     }
@@ -153,7 +160,9 @@ impl Command {
                 redis::cmd("UNLINK").arg(names.key(charge.cell)).take()
             }
             Payload::Update(UpdateCommand {
-                charge, action: Action::Claim { owner, at, ends }, ..
+                charge,
+                action: Action::Claim { owner, at, ends },
+                ..
             }) => {
                 let [high, low] = owner;
                 let mut call = self.call(&scripts.claim);
@@ -174,6 +183,7 @@ impl Command {
                 };
                 batch.command(self.call(script), params)
             }
+            Payload::Blocks(blocks) => blocks.command(self.call(&scripts.blocks), params),
         }
     }
 
@@ -203,12 +213,18 @@ impl Command {
                     return Disposition::Renamed(Self { payload, ..self });
                 }
             }
+            (Payload::Blocks(blocks), Value::BulkString(bytes)) => blocks.finish(&bytes),
             (payload, other) => {
                 let problem = format!("unexpected reply of type {}", type_of(&other));
                 Self { payload, ..self }.fail(&StoreError::Failed(problem));
             }
         }
         Disposition::Done
+    }
+
+    /// Returns whether another script of the payload creates no keys.
+    fn can_run_without_memory(&self) -> bool {
+        matches!(self.payload, Payload::Charges(_) | Payload::Counter(_))
     }
 
     /// Handles an error reply. Some of them prove that nothing ran.
@@ -220,9 +236,14 @@ impl Command {
                 self.with_text = true;
                 Disposition::Retry(self)
             }
-            "OOM" if !self.out_of_memory && !matches!(self.payload, Payload::Update(_)) => {
+            "OOM" if !self.out_of_memory && self.can_run_without_memory() => {
                 (self.out_of_memory, self.with_text) = (true, false);
                 Disposition::Retry(self)
+            }
+            // A user of a layout may lack the permission for the key of the blocks, and needs no other connection.
+            "NOPERM" if matches!(self.payload, Payload::Blocks(_)) => {
+                self.fail(&StoreError::Unsupported(format!("{code} {details}")));
+                Disposition::Done
             }
             "MOVED" => Disposition::Redirect(self, Redirect::Moved(target())),
             "ASK" => Disposition::Redirect(self, Redirect::Ask(target())),

@@ -1,3 +1,4 @@
+mod blocks;
 mod builder;
 mod compensating;
 mod counters;
@@ -13,8 +14,7 @@ use arc_swap::{ArcSwap, Guard};
 use futures_util::stream::{self, StreamExt};
 use pacegate::{
     Charge, ChargeBuf, Claim, Excess, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task,
-    Update,
-    algorithm::Outcome,
+    Update, algorithm::Outcome,
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -23,6 +23,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+pub(crate) use blocks::BlocksCommand;
+pub use blocks::{Block, BlocksReply};
 pub use builder::{ConnectError, RedisStoreBuilder};
 use releases::PendingReleases;
 use session::Session;
@@ -421,9 +423,11 @@ impl Inner {
         let (at, ends) = (claim.at.as_micros(), claim.at.after(claim.lifetime).as_micros());
         let action = Action::Claim { owner: halves(claim.owner), at, ends };
         match self.common.names.claim(charge, claim.event) {
-            Ok(charge) => Reply::pending(async move {
-                Ok(self.send_update(charge, action).await?.granted > 0)
-            }),
+            Ok(charge) => {
+                Reply::pending(
+                    async move { Ok(self.send_update(charge, action).await?.granted > 0) },
+                )
+            }
             Err(error) => Reply::Ready(Err(error)),
         }
     }

@@ -89,7 +89,7 @@ impl ActiveConfig {
                 let store = builder.layout(settings.layout.clone()).connect_later();
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies);
                 let limiter = limiter.on_threshold(on_threshold).build()?;
-                (Engine::shared(limiter), State::Redis(store))
+                (Engine::redis(limiter, store.clone()), State::Redis(store))
             }
         };
         Ok(Self { thresholds, ..Self::new(engine, state, settings) })

@@ -77,9 +77,12 @@ impl Model {
         let is_debt = matches!(excess, Excess::Debt { .. });
         let max = if let Excess::Debt { max } = excess { max } else { self.limit.max_excess() };
         let capacity = i128::from(self.limit.capacity());
-        let room = i128::from(max) + i128::from(self.remaining(now)) - self.excess(now);
-        let has_debt = !is_debt && self.excess(now) > 0 && self.has_debt(now);
-        let units = if has_debt { 0 } else { i128::from(cost).min(room.max(0)) };
+        let is_window = self.limit.algorithm() == Algorithm::FixedWindow;
+        let has_debt = self.excess(now) > 0 && self.has_debt(now);
+        // Debt does not include excess that was only counted, or that is from a higher limit.
+        let over = if is_window && is_debt && !has_debt { 0 } else { self.excess(now) };
+        let room = i128::from(max) + i128::from(self.remaining(now)) - over;
+        let units = if has_debt && !is_debt { 0 } else { i128::from(cost).min(room.max(0)) };
         if units > 0 {
             debug_assert!(units <= capacity + i128::from(max));
             self.push(now, units, 0);

@@ -194,6 +194,27 @@ impl KeyBuf {
         key.with(|key| key.to_buf())
     }
 
+    /// Decodes the bytes that [`KeyRef::feed`] passes. Returns `None` if they are not those of a key.
+    ///
+    /// ```
+    /// use pacegate::KeyBuf;
+    ///
+    /// let (key, mut bytes) = (KeyBuf::from_key(("eu", 42)), Vec::new());
+    /// key.as_ref().feed(|part| bytes.extend_from_slice(part));
+    /// assert_eq!(KeyBuf::decode(&bytes), Some(key));
+    /// ```
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        match bytes.split_first()? {
+            (0, part) => Some(KeyRef::new(part).to_buf()),
+            (1, parts) => {
+                let mut key = Self::empty();
+                KeyRef { bytes: parts, tuple: true }.parts().for_each(|part| key.push(part));
+                (&key.bytes[..] == parts).then_some(key)
+            }
+            _ => None,
+        }
+    }
+
     /// Adds a part, or an absent part. A key of one part becomes a tuple.
     pub fn push(&mut self, part: Option<&[u8]>) {
         if !self.tuple {

@@ -216,7 +216,8 @@ impl Drop for Stopped {
 #[test]
 fn the_python_receiver_accepts_signed_events_only() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let program = instead(&blocks("notifications.md", "python")[0], "9000", &free.port().to_string());
+    let program =
+        instead(&blocks("notifications.md", "python")[0], "9000", &free.port().to_string());
     let mut command = Command::new(python());
     let command = command.args(["-c", &program]).env(SECRET.0, SECRET.1);
     let mut receiver =

@@ -163,8 +163,9 @@ end
 -- Takes units that do not fit.
 local function take_excess(cell, excess, units)
   if cell.taken == BROKEN then return end
-  local taken
-  taken, cell.a, cell.b = record(cell.kind, cell.amount, excess, cell.free, units, cell.a, cell.b)
+  local taken, over
+  taken, cell.a, cell.b, over = record(cell.kind, excess, cell.free, units, cell.a, cell.b)
+  cell.free = cell.free + over
   take(cell, taken)
 end
 

@@ -83,20 +83,19 @@ local function free_units(kind, amount, capacity, period, at, a, b)
 end
 
 -- Records units that do not fit into the free ones: `excess` is 1 + 2 * the maximum beyond the capacity, + 1 for debt.
--- Returns the units recorded, and the new state of a fixed window. Its debt does not include excess that was only counted:
--- while there is debt, none is counted.
-local function record(kind, amount, excess, free, units, a, b)
-  local is_debt = excess % 2 == 0
-  if kind == FIXED_WINDOW and not is_debt and b > 0 and free < 0 then return 0, a, b end
-  local taken = math.max(math.min(units, free + floor((excess - 1) / 2)), 0)
-  if kind == FIXED_WINDOW and taken > 0 then
-    if free >= 0 then b = 0 end
-    if is_debt then
-      if b == 0 then a = math.min(a, amount) end
-      b = 1
-    end
+-- Returns the units recorded, the new state, and the units that a fixed window forgets: debt does not include excess that
+-- was only counted, or that is from a higher limit. While there is debt, none is counted.
+local function record(kind, excess, free, units, a, b)
+  local is_debt, over = excess % 2 == 0, 0
+  if kind == FIXED_WINDOW and not (b > 0 and free < 0) then
+    if is_debt then over = math.max(-free, 0) end
+  elseif kind == FIXED_WINDOW and not is_debt then
+    return 0, a, b, 0
   end
-  return taken, a, b
+  local taken = math.max(math.min(units, free + over + floor((excess - 1) / 2)), 0)
+  if taken == 0 then return 0, a, b, 0 end
+  if kind == FIXED_WINDOW then b = is_debt and 1 or 0 end
+  return taken, a - over, b, over
 end
 
 -- Writes a state. It expires `slack` milliseconds after it has no effect any more; the state contains its window, so a

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use pacegate::{
-    Algorithm, Charge, Clock, KeyRef, Limit, ManualClock, MemoryStore, Store, Timestamp,
-    algorithm::Origin,
+    Algorithm, Charge, Clock, Counter, Excess, KeyRef, Limit, ManualClock, MemoryStore, Store,
+    Timestamp, algorithm::Origin,
 };
 use pacegate_testkit::{
-    Random, Subject,
+    Model, Random, Subject,
     servers::{Cluster, Flavor, Server},
 };
 
@@ -104,6 +104,62 @@ fn batches_answer_like_single_requests_on_a_cluster() {
     let cluster = Cluster::start(Flavor::Redis, 3, 0);
     let subject = Timed::new(&cluster.url(), |builder| builder.deny_cache(0));
     follow(&subject, 100);
+}
+
+/// Generates charges of one key: mixed costs and kinds of excess. The amount of a window changes between them.
+fn recorded(random: &mut Random, algorithm: Algorithm) -> Vec<(Limit, u64, Excess)> {
+    let count = random.between(2, 12);
+    (0..count)
+        .map(|_| {
+            let keeps_rate = algorithm == Algorithm::TokenBucket;
+            let amount = if keeps_rate { 20 } else { random.pick(&[20, 10, 10, 10, 7]) };
+            let limit = Limit::new(amount, Duration::from_secs(60)).unwrap();
+            let limit = limit.with_algorithm(algorithm).unwrap();
+            let max = random.pick(&[0, 3, limit.capacity(), 1_000]);
+            let excess =
+                [Excess::Count, Excess::Debt { max }, Excess::Debt { max }, Excess::Reject];
+            let excess = random.pick(&excess);
+            let max_cost = if excess.is_recorded() { 30 } else { limit.capacity() };
+            (limit, random.pick(&[0, 1, 1, 2, 5, max_cost]), excess)
+        })
+        .collect()
+}
+
+/// Also after a limit was lowered: more than its amount may be used then, without debt.
+#[test]
+fn recorded_charges_of_a_batch_agree_with_the_model() {
+    let server = Server::start(Flavor::Redis);
+    let subject = Timed::new(&server.url(), |builder| builder.deny_cache(0));
+    let algorithms = Algorithm::BUILT_IN.into_iter().filter(|it| !it.holds_permits());
+    for (algorithm, seed) in algorithms.flat_map(|it| (0..300).map(move |seed| (it, seed))) {
+        let random = &mut Random::new(seed);
+        let key = format!("recorded-{algorithm}-{seed}");
+        let mut now = 1_800_000_000_000_000;
+        let mut model = Model::new(recorded(random, algorithm)[0].0);
+        for _ in 0..4 {
+            now += random.below(30_000_000);
+            subject.set_time(Timestamp::from_micros(now));
+            let recorded = recorded(random, algorithm);
+            let charge = |&(limit, cost, excess): &(Limit, u64, Excess)| {
+                let charge = Charge::new("recorded".parse().unwrap(), key.as_str(), limit);
+                [charge.counter(Counter::Policy).cost(cost).excess(excess)]
+            };
+            let charges: Vec<_> = recorded.iter().map(charge).collect();
+            let answers = charges.iter().map(|charge| subject.store.charge(charge, None));
+            let answers = subject.block_on(join_all(answers.collect::<Vec<_>>()));
+            for (place, (answer, (limit, cost, excess))) in
+                answers.into_iter().zip(&recorded).enumerate()
+            {
+                model.set_limit(*limit);
+                let expected = model.record(now, *cost, *excess);
+                let outcome = answer.unwrap()[0];
+                assert!(
+                    expected.is(&outcome),
+                    "{key}, charge {place} of {recorded:?}: expected {expected:?}, got {outcome:?}"
+                );
+            }
+        }
+    }
 }
 
 /// A hot key costs the server one key in one call, for any number of requests.

@@ -98,8 +98,7 @@ fn crossings_are_those_of_the_model() {
                 drop(tokio::time::timeout(PATIENT, claimed).await);
             });
             let found = events.lock().unwrap();
-            let mut found: Vec<_> =
-                found.iter().map(|event| (event.at, event.threshold)).collect();
+            let mut found: Vec<_> = found.iter().map(|event| (event.at, event.threshold)).collect();
             // Answers to claims may arrive in another order.
             found.sort_unstable();
             expected.sort_unstable();
@@ -207,11 +206,10 @@ fn leased_units_reach_thresholds_too() {
     let store = runtime.block_on(builder.connect()).unwrap();
     let policy = policy("1000/day".parse().unwrap()).leased(Lease::Units(50));
     let limiter = limiter(&store, policy, &events);
-    runtime.block_on(async {
-        while limiter.check("alice").await.unwrap().is_allowed() {}
-    });
+    runtime.block_on(async { while limiter.check("alice").await.unwrap().is_allowed() {} });
     eventually(PATIENT, "all thresholds are reported", || events.lock().unwrap().len() >= 3);
-    let mut found: Vec<_> = events.lock().unwrap().iter().map(|one| one.threshold.percent()).collect();
+    let mut found: Vec<_> =
+        events.lock().unwrap().iter().map(|one| one.threshold.percent()).collect();
     found.sort_unstable();
     assert_eq!(found, NOTIFY);
     assert!(store.stats().leased > 500);

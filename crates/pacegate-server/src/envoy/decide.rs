@@ -110,16 +110,19 @@ async fn decide_with(
     let is_independent = settings.counts_independently(&request.domain);
     let resolved = resolve::resolve(revision, request, is_independent)?;
     let mut planned = RequestCharges::new(&resolved, is_independent);
-    refund(engine, &resolved, &mut planned).await?;
+    // Rare branches are on the heap, so that the future of a decision is small.
+    if resolved.iter().any(|resolved| resolved.refund) {
+        Box::pin(refund(engine, &resolved, &mut planned)).await?;
+    }
     let results = if is_independent {
         independent(engine, &resolved, &planned).await?
     } else {
-        all_or_nothing(engine, &resolved, &mut planned, settings.shadow).await?
+        Box::pin(all_or_nothing(engine, &resolved, &mut planned, settings.shadow)).await?
     };
     let is_over = is_over(&resolved, &results);
     let is_blocked = results.iter().any(|result| result.is_blocked);
     if is_over && !is_blocked && !settings.shadow && !is_independent {
-        refund_allowed_quotas(engine, &resolved, &planned, &results).await?;
+        Box::pin(refund_allowed_quotas(engine, &resolved, &planned, &results)).await?;
     }
     if let Some(stats) = &settings.stats {
         revision.hits.record(stats, request, &resolved, &planned, &results);
@@ -231,7 +234,7 @@ async fn independent(
             engine.check_each(&planned.charges, &mut answers).await;
             answers.into_iter().collect::<Result<_, _>>()?
         }
-        false => decide_parts(engine, planned).await?,
+        false => Box::pin(decide_parts(engine, planned)).await?,
     };
     Ok(results(resolved, planned, &decisions))
 }

@@ -10,10 +10,7 @@ use futures_util::stream::{self, Stream};
 use http::{HeaderMap, header};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::{
-    sync::broadcast::error::RecvError,
-    time::timeout,
-};
+use tokio::{sync::broadcast::error::RecvError, time::timeout};
 
 use super::{Context, ProblemDetails, response::json};
 use crate::{

@@ -243,7 +243,12 @@ impl Webhook {
             // Not the URL, because it may contain a token.
             let (host, _) = settings.client.host_and_port();
             let reason = describe(error);
-            tracing::warn!(host, attempts, reason, "cannot deliver events to the webhook; retrying");
+            tracing::warn!(
+                host,
+                attempts,
+                reason,
+                "cannot deliver events to the webhook; retrying"
+            );
         }
         match event.since.elapsed() > settings.max_age {
             true => self.count_dropped("they could not be delivered before `max_age`"),
@@ -326,11 +331,13 @@ mod tests {
 
     #[test]
     fn delays_double_up_to_30_seconds() {
-        for (failures, most) in [(1, 500), (2, 1_000), (5, 8_000), (8, 30_000), (u32::MAX, 30_000)] {
+        for (failures, most) in [(1, 500), (2, 1_000), (5, 8_000), (8, 30_000), (u32::MAX, 30_000)]
+        {
             let delay = retry_delay(failures).as_millis();
             assert!((most / 2..=most).contains(&delay), "{failures}: {delay}");
         }
     }
 
-    const SIGNED: &str = "t=1700000000,v1=e4f8e2ecae2295b2ddb2f0b5584c8275e226c0ebe9b3b819e70156bb67122e3e";
+    const SIGNED: &str =
+        "t=1700000000,v1=e4f8e2ecae2295b2ddb2f0b5584c8275e226c0ebe9b3b819e70156bb67122e3e";
 }

@@ -138,7 +138,7 @@ fn record(limit: &Limit, state: &mut State, now: u64, cost: u64, excess: Excess)
         super::rebase(limit, state, now);
     }
     let used = match limit.algorithm() {
-        Algorithm::FixedWindow => fixed_window::used(limit, *state, now),
+        Algorithm::FixedWindow => fixed_window::used(limit, *state, now, excess),
         Algorithm::SlidingWindow => sliding_window::used(limit, *state, now),
         Algorithm::TokenBucket => token_bucket::used(limit, *state, now),
         _ => unreachable!("{} rejects an excess", limit.algorithm()),

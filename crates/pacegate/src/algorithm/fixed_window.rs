@@ -43,9 +43,14 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     Window { used, has_debt: window.has_debt && used > limit.amount(), ..window }.state(limit)
 }
 
-/// Returns the used units.
-pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
-    Window::at(limit, state, now).used
+/// Returns the used units before a charge with this excess. Debt does not include excess that was only counted, or that
+/// is from a higher limit.
+pub(super) fn used(limit: &Limit, state: State, now: u64, excess: Excess) -> u64 {
+    let window = Window::at(limit, state, now);
+    match excess {
+        Excess::Debt { .. } if !window.owes(limit) => window.used.min(limit.amount()),
+        _ => window.used,
+    }
 }
 
 /// Returns `true` if this is a fixed window with debt.
@@ -53,16 +58,12 @@ pub(super) fn has_debt(limit: &Limit, state: State, now: u64) -> bool {
     limit.algorithm() == Algorithm::FixedWindow && Window::at(limit, state, now).owes(limit)
 }
 
-/// Returns the state with `units` more, which exceed the amount. Debt does not include excess that was only counted.
+/// Returns the state with `units` more, which exceed the amount.
 pub(super) fn add(limit: &Limit, state: State, now: u64, units: u64, excess: Excess) -> State {
     let window = Window::at(limit, state, now);
     let is_debt = matches!(excess, Excess::Debt { .. });
-    let had_debt = window.owes(limit);
-    let used = match had_debt {
-        false if is_debt => window.used.min(limit.amount()) + units,
-        _ => window.used + units,
-    };
-    let has_debt = (had_debt || is_debt) && used > limit.amount();
+    let used = used(limit, state, now, excess) + units;
+    let has_debt = (window.owes(limit) || is_debt) && used > limit.amount();
     Window { used, has_debt, ..window }.state(limit)
 }
 

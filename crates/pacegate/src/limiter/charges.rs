@@ -14,8 +14,8 @@ use super::{
     resolve::{BoundLimit, Resolved, ResolvedCharge, max_cost},
 };
 use crate::{
-    Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request, Source,
-    StoreError, Update,
+    Charge, CheckError, CostError, Decision, Excess, KeyRef, PolicyName, PolicySet, Request,
+    Source, StoreError, Update,
     policy::{LimitEntry, PolicyMatch},
     stats::Event,
 };
@@ -141,7 +141,9 @@ impl Plan<'_> {
         }
         let lifted = self.lifted.iter().map(|&place| {
             let PolicyMatch { policy, key, .. } = &self.matches[place];
-            self.charge(self.policies.first_entry(*policy), key.as_ref(), cost.min(1))
+            let charge = self.charge(self.policies.first_entry(*policy), key.as_ref(), cost.min(1));
+            // It must not be recorded.
+            charge.excess(Excess::Reject)
         });
         charges.extend(lifted);
         Ok(charges)
@@ -312,7 +314,14 @@ impl Charges<'_, SharedLimiter> {
     ///
     /// If the future is dropped, the charges may have been taken. Permits that they may have taken are released.
     pub async fn check(self, charges: &[Charge<'_>]) -> Result<Decision, CheckError> {
-        Ok(self.check_batch(charges, None).await?.decision)
+        let limits = self.evaluator().bind(charges);
+        let mut resolved = resolve(charges, &limits)?;
+        if !self.shared.is_local() {
+            resolved.fill_permits();
+        }
+        let evaluation = self.shared.evaluate(&resolved, None).await?;
+        self.evaluator().record(&resolved.charges, &evaluation);
+        Ok(evaluation.decision)
     }
 
     /// Decides charges, all or nothing, and returns the decision for each of them.
@@ -358,6 +367,9 @@ impl Charges<'_, SharedLimiter> {
     ) {
         if self.shared.is_local() {
             return self.evaluator().check_each(charges, decisions);
+        }
+        if charges.len() == 1 {
+            return decisions.push(self.check(charges).await);
         }
         let checks = charges.iter().map(|charge| self.check(std::slice::from_ref(charge)));
         decisions.extend(join_all(checks).await);

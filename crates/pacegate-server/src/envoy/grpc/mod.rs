@@ -9,7 +9,7 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header,
@@ -103,10 +103,11 @@ impl Protocol for Grpc {
                 let begun = Instant::now();
                 let is_decision = request.uri().path() == SHOULD_RATE_LIMIT;
                 let span = trace::request("grpc", request.headers());
-                let respond = respond(&active, &watch, &drain, request);
+                // Pinned: a future that moves takes its size twice.
+                let respond = pin!(respond(&active, &watch, &drain, request));
                 let response = match span.is_none() {
                     true => respond.await,
-                    false => Box::pin(respond.instrument(span)).await,
+                    false => respond.instrument(span).await,
                 };
                 if response.headers().contains_key(DEGRADED) {
                     metrics.count_degraded(1);
@@ -185,8 +186,9 @@ async fn respond(
             Ok(reply) => return reply,
             Err(failure) => Err(failure),
         },
-        HEALTH_CHECK => health::check(active, watch, request).await,
-        HEALTH_WATCH => match health::asked_service(active, watch, request).await {
+        // Rare calls are on the heap, so that the future of a decision is small.
+        HEALTH_CHECK => Box::pin(health::check(active, watch, request)).await,
+        HEALTH_WATCH => match Box::pin(health::asked_service(active, watch, request)).await {
             Ok(service) => return health::watch(&service, watch, drain),
             Err(failure) => Err(failure),
         },
