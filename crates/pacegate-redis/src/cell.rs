@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 
 /// Identifies a cell by a digest of policy, counter, algorithm, period and key. The tag determines the slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CellId {
     tag: u64,
     /// 128 bits in halves, to avoid the alignment of a `u128`.

@@ -37,7 +37,6 @@ use crate::{
     leases::{Drawn, Leases, Unspent},
     responder::{self, Responder},
     stats::RedisStats,
-    time::RoundTrip,
     url::{RedisUrl, UrlError},
     wire::Action,
     worker::Common,
@@ -360,7 +359,7 @@ impl Inner {
         let sent = Instant::now();
         let answer = self.charge_cells(SmallVec::from_elem(charge, 1), units, None).await;
         let drawn = answer.ok().and_then(|answer| {
-            let trip = RoundTrip::new(sent, Instant::now());
+            let trip = self.common.time.round_trip(sent, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
         });
         self.leases.deposit(&charge, draw, drawn);

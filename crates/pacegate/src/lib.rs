@@ -24,6 +24,9 @@ pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub use limiter::seed_permit_ids;
 pub use limiter::{
     Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
     Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, ThresholdEvent, Wait, WaitError,

@@ -36,6 +36,8 @@ pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
 pub use charges::{BatchDecision, Charges, Plan};
 pub use permit::{Admission, Permit, SharedPermit};
 pub(crate) use permit_id::new_permit_id;
+#[cfg(feature = "simulation")]
+pub use permit_id::seed_permit_ids;
 pub use shared::{CheckError, SharedLimiter};
 pub use thresholds::ThresholdEvent;
 pub use wait::{Wait, WaitError};
@@ -226,6 +228,9 @@ impl Limiter {
     #[must_use = "a denied request must not proceed"]
     pub fn check_with(&self, key: impl Key, limit: Limit) -> Decision {
         key.with(|key| {
+            if !limit.algorithm().keeps_log() {
+                return self.evaluator().check_inline(&limit, key);
+            }
             let charge = Charge::new(PolicyName::INLINE, key, limit);
             match self.evaluator().check_charge(&charge) {
                 Ok(decision) => decision,
