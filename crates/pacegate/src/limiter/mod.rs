@@ -16,6 +16,7 @@ mod permit;
 mod permit_id;
 mod resolve;
 mod shared;
+mod thresholds;
 mod wait;
 mod wait_queue;
 
@@ -38,6 +39,7 @@ pub(crate) use permit_id::new_permit_id;
 #[cfg(feature = "simulation")]
 pub use permit_id::seed_permit_ids;
 pub use shared::{CheckError, SharedLimiter};
+pub use thresholds::ThresholdEvent;
 pub use wait::{Wait, WaitError};
 
 use self::{
