@@ -15,5 +15,5 @@ pub mod servers;
 
 pub use conformance::{Subject, conformance, follow_histories};
 pub use history::{History, Op};
-pub use model::{Answer, Model};
+pub use model::{Answer, Model, ReservedUnits};
 pub use random::Random;

@@ -181,6 +181,11 @@ impl KeyBuf {
         Self { bytes: SmallVec::new(), tuple: true }
     }
 
+    /// Creates a key from the bytes and the kind of another one.
+    pub(crate) fn from_encoded(bytes: &[u8], tuple: bool) -> Self {
+        Self { bytes: SmallVec::from_slice(bytes), tuple }
+    }
+
     /// Encodes any [`Key`], such as a tuple, and keeps it beyond the call. Needed for
     /// [`Charge::new`](crate::Charge::new).
     ///

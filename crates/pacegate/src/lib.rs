@@ -26,7 +26,8 @@ pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
 pub use limiter::{
     Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
-    Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, Wait, WaitError,
+    Plan, Reservation, ReservationId, ReservationIdError, Reserved, SharedLimiter,
+    SharedLimiterBuilder, SharedPermit, SharedReservation, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};

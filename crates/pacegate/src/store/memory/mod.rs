@@ -17,12 +17,13 @@ mod logs;
 #[cfg(all(test, pacegate_loom))]
 mod loom_tests;
 mod overflow;
+pub(crate) mod reservations;
 mod room;
 mod share;
 mod table;
 mod tenants;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
@@ -37,6 +38,7 @@ use self::{
     lock::Lock,
     logs::Logs,
     overflow::Overflows,
+    reservations::{RESERVATION_SHARDS, Reservations, ReservedCharge},
     room::Room,
     share::{Registry, Share},
     table::Table,
@@ -91,6 +93,8 @@ pub struct MemoryUsage {
     /// The number of charges since the store was created for which there was no room, so that the overflow budget of
     /// their policy decided. If it grows, raise `max_keys`.
     pub overflowed: u64,
+    /// The number of open reservations, including expired ones that are not removed yet. At most `max_keys`.
+    pub reservations: usize,
 }
 
 /// The state that all clones of a store share.
@@ -112,6 +116,10 @@ struct Shards {
     keys: Room,
     /// The room for entries of logs.
     entries: Room,
+    /// Shards of open reservations. No other lock is taken while one is locked.
+    reservations: Box<[Padded<Lock<Reservations>>]>,
+    /// The number of open reservations, at most the maximum number of keys.
+    reserved: CachePadded<AtomicUsize>,
     /// The tags of policies. While it is locked, only the lock that opens a share is taken.
     registry: Lock<Registry>,
     /// The tag of [`PolicyName::INLINE`], or 0 before its first use. Cached, because inline limits look it up often.
@@ -186,6 +194,10 @@ impl MemoryStore {
             overflows: CachePadded::new(AtomicU64::new(0)),
             keys: Room::new(max_keys),
             entries: Room::new(max_keys.saturating_mul(ENTRIES_PER_KEY)),
+            reservations: (0..RESERVATION_SHARDS)
+                .map(|_| Padded(Lock::new(Reservations::default())))
+                .collect(),
+            reserved: CachePadded::new(AtomicUsize::new(0)),
             registry: Lock::new(Registry::default()),
             inline_tag: AtomicU64::new(0),
             overflowed: CachePadded::new(AtomicU64::new(0)),
@@ -218,6 +230,7 @@ impl MemoryStore {
             max_keys: inner.keys.max(),
             bytes: cells * 32 + logs,
             overflowed: inner.overflowed.load(Ordering::Relaxed),
+            reservations: inner.reserved.load(Ordering::Relaxed),
         }
     }
 
@@ -255,7 +268,7 @@ impl MemoryStore {
     }
 
     /// Returns the elapsed time by the clock of this store. See [`Clock::elapsed`].
-    pub(crate) fn elapsed(&self) -> std::time::Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         match &self.inner.time {
             Time::System(_) => SystemClock::new().elapsed(),
             Time::Other(clock) => clock.elapsed(),
@@ -403,6 +416,26 @@ impl Store for MemoryStore {
     fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
         Reply::Ready(Ok(self.clear(policies)))
     }
+
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        let scopes: SmallVec<[Scope; 4]> =
+            charges.iter().map(|charge| self.scope_of(charge)).collect();
+        let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
+        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
+        let counter = |place: usize| Some((charges[place].policy, charges[place].counter));
+        let reserved = self.reserve_slots(&slots, counter, (id, ttl));
+        Reply::Ready(reserved.map(|(outcomes, _)| outcomes))
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        let current_limit = |reserved: &ReservedCharge| {
+            let identity = |charge: &Charge<'_>| self.identity(&self.scope_of(charge), charge.key);
+            let current = charges.iter().find(|charge| identity(charge) == reserved.id);
+            let current = current.map(|charge| (charge.limit, charge.max_debt));
+            current.unwrap_or_else(|| reserved.unchanged_limit())
+        };
+        Reply::Ready(Ok(self.settle_reservation(id, actual, current_limit, |_| {})))
+    }
 }
 
 impl Shards {
@@ -521,8 +554,6 @@ impl ShardClock {
 
 #[cfg(all(test, not(pacegate_loom)))]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{Limiter, ManualClock};
 
