@@ -29,7 +29,8 @@ usage: cargo xtask <task>
   test [--long]           run all tests, then tidy; --long tries a million random histories
   bench engine [--quick]  compare the engine with other libraries
   bench redis [--quick]   compare the Redis store with other approaches, on Redis and Valkey
-  bench redis --case NAME only the cases whose names contain NAME
+  bench engine|redis [--quick] --only NAME
+                          only the cases whose names contain NAME
   bench service [--quick] compare the server with other servers
   bench http [--quick]    compare the middleware with others
   bench machine           measure a memory load, a lock and a clock read on this machine
@@ -66,7 +67,12 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", what @ ("engine" | "http" | "redis" | "service"), "--quick"] => {
             bench::run(&[what, "--quick"])
         }
-        ["bench", "redis", "--case", name] => bench::run(&["redis", "--case", name]),
+        ["bench", what @ ("engine" | "redis"), "--only", name] => {
+            bench::run(&[what, "--only", name])
+        }
+        ["bench", what @ ("engine" | "redis"), "--quick", "--only", name] => {
+            bench::run(&[what, "--quick", "--only", name])
+        }
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", pacegate] => agree::run_with(pacegate),
         ["charts"] => charts::run(),

@@ -155,6 +155,11 @@ impl Names {
         [&self.prefix, b"{".as_slice(), &tag, b"}", &digest].concat()
     }
 
+    /// Returns the name of the key with all blocks.
+    pub(crate) fn blocks(&self) -> Vec<u8> {
+        [&self.prefix, b"{blocks}".as_slice()].concat()
+    }
+
     /// Returns the key that stores the answer of a request with an id, in the slot of its first cell.
     ///
     /// The key depends on the charges. One id may stand for several requests, such as a trace id in every service that

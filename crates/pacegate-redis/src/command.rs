@@ -8,13 +8,14 @@ use tokio::time::Instant;
 
 use crate::{
     batch::Batch,
-    cell::{CellCharge, Names},
+    cell::{CellCharge, Names, slot_of},
     fingerprint::Fingerprint,
     layout::CounterBatch,
     replay::Snapshot,
     responder::{Answer, Responder},
     script::{Scripts, Source},
     settlement::{self, Settlement},
+    store::BlocksCommand,
     wire::{Action, Program, ScriptParams, encode_settlements, encode_update},
 };
 
@@ -36,6 +37,7 @@ pub(crate) enum Payload {
     Update(UpdateCommand),
     Settlements(Vec<Settlement>),
     Counter(CounterBatch),
+    Blocks(BlocksCommand),
 }
 
 /// A change of one cell other than a charge.
@@ -104,6 +106,9 @@ impl Command {
                 settlements.retain(|settlement| settlement.responder.is_awaited());
                 Payload::Settlements(Some(settlements).filter(|rest| !rest.is_empty())?)
             }
+            Payload::Blocks(blocks) => {
+                Payload::Blocks(blocks.responder.is_awaited().then_some(blocks)?)
+            }
         };
         Some(Self { payload, ..self })
     }
@@ -116,6 +121,7 @@ impl Command {
                 Box::new(settlements.iter_mut().map(|settlement| &mut settlement.responder))
             }
             Payload::Counter(batch) => Box::new(batch.responders_mut()),
+            Payload::Blocks(blocks) => Box::new(std::iter::once(&mut blocks.responder)),
         }
     }
 
@@ -140,6 +146,7 @@ impl Command {
             Payload::Update(update) => Some(update.charge.cell.slot()),
             Payload::Settlements(settlements) => settlements.first().map(|first| first.key.slot()),
             Payload::Counter(batch) => Some(batch.slot()),
+            Payload::Blocks(blocks) => Some(slot_of(&blocks.key)),
         }
     }
 
@@ -147,7 +154,7 @@ impl Command {
     pub(crate) fn size(&self) -> (usize, usize) {
         match &self.payload {
             Payload::Charges(batch) => (batch.requests().len(), batch.cells().len()),
-            Payload::Update(_) | Payload::Settlements(_) => (0, 0),
+            Payload::Update(_) | Payload::Settlements(_) | Payload::Blocks(_) => (0, 0),
             Payload::Counter(batch) => (batch.len(), 1),
         }
     }
@@ -183,6 +190,7 @@ impl Command {
                 };
                 batch.command(self.call(script), params)
             }
+            Payload::Blocks(blocks) => blocks.command(self.call(&scripts.blocks), params),
         }
     }
 
@@ -215,12 +223,18 @@ impl Command {
                     return Disposition::Renamed(Self { payload, ..self });
                 }
             }
+            (Payload::Blocks(blocks), Value::BulkString(bytes)) => blocks.finish(&bytes),
             (payload, other) => {
                 let problem = format!("unexpected reply of type {}", type_of(&other));
                 Self { payload, ..self }.fail(&StoreError::Failed(problem));
             }
         }
         Disposition::Done
+    }
+
+    /// Returns whether another script of the payload creates no keys.
+    fn can_run_without_memory(&self) -> bool {
+        matches!(self.payload, Payload::Charges(_) | Payload::Counter(_))
     }
 
     /// Handles an error reply. Some of them prove that nothing ran.
@@ -232,9 +246,14 @@ impl Command {
                 self.with_text = true;
                 Disposition::Retry(self)
             }
-            "OOM" if !self.out_of_memory && self.may_run_without_memory() => {
+            "OOM" if !self.out_of_memory && self.can_run_without_memory() => {
                 (self.out_of_memory, self.with_text) = (true, false);
                 self.without_reservations(&StoreError::Unavailable(format!("{code} {details}")))
+            }
+            // A user of a layout may lack the permission for the key of the blocks, and needs no other connection.
+            "NOPERM" if matches!(self.payload, Payload::Blocks(_)) => {
+                self.fail(&StoreError::Unsupported(format!("{code} {details}")));
+                Disposition::Done
             }
             "MOVED" => Disposition::Redirect(self, Redirect::Moved(target())),
             "ASK" => Disposition::Redirect(self, Redirect::Ask(target())),
@@ -248,11 +267,6 @@ impl Command {
                 Disposition::Done
             }
         }
-    }
-
-    /// Returns whether a server that is out of memory can run the command without creating keys.
-    fn may_run_without_memory(&self) -> bool {
-        matches!(self.payload, Payload::Charges(_) | Payload::Counter(_))
     }
 
     /// Answers requests that open a reservation, which needs a new key, with the error. Sends the others again.

@@ -28,5 +28,5 @@ pub use acl::{ACL_RULES, LAYOUT_ACL_RULES, SENTINEL_ACL_RULES};
 pub use layout::{Layout, LayoutError, Template};
 pub use link::install_crypto_provider;
 pub use stats::{RedisStats, ServerStats};
-pub use store::{ConnectError, RedisStore, RedisStoreBuilder};
+pub use store::{Block, BlocksReply, ConnectError, RedisStore, RedisStoreBuilder};
 pub use url::{RedisUrl, UrlError};

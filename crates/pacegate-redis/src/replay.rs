@@ -256,7 +256,7 @@ impl Replay {
             Content::State(state) => Some(state),
             Content::Log { .. } | Content::Foreign => None,
         };
-        Ok(Answer { outcomes, granted, now: self.now, state })
+        Ok(Answer { outcomes, granted, now: self.now, state, blocks: None })
     }
 
     fn is_foreign(&self, run: &Run) -> bool {

@@ -8,6 +8,8 @@ use pacegate::{
 };
 use tokio::{sync::oneshot, time::Instant};
 
+use crate::BlocksReply;
+
 /// The result of a command for one caller. An update sets `granted` only.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
@@ -19,6 +21,8 @@ pub(crate) struct Answer {
     pub(crate) now: u64,
     /// The state of the cell after the charge, if the request has only one.
     pub(crate) state: Option<State>,
+    /// For a call about blocks.
+    pub(crate) blocks: Option<Box<BlocksReply>>,
 }
 
 /// The receiving end of a [`Responder`].

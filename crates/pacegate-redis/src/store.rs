@@ -1,3 +1,4 @@
+mod blocks;
 mod builder;
 mod compensating;
 mod counters;
@@ -23,6 +24,8 @@ use tokio::{
     time::{Instant, timeout},
 };
 
+pub(crate) use blocks::BlocksCommand;
+pub use blocks::{Block, BlocksReply};
 pub use builder::{ConnectError, RedisStoreBuilder};
 use releases::PendingReleases;
 use session::Session;

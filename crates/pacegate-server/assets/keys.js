@@ -74,6 +74,7 @@ export class Keys {
 
   updateBlocked(answer) {
     const now = answer.now;
+    put(document.getElementById("blocks-note"), blocksNote(answer.store));
     const lines = answer.blocked.map(({ policy, key, until }) => ({ policy, key, until: Math.ceil(until - now) }));
     const shown = JSON.stringify(lines.map(({ policy, key }) => [policy, key]));
     if (shown === this.shownBlocks) {
@@ -179,7 +180,7 @@ export class Keys {
   }
 
   block(policy, key, seconds) {
-    const done = () => `“${key}” is blocked in ${policy} for ${duration(seconds)}, in this process.`;
+    const done = () => `“${key}” is blocked in ${policy} for ${duration(seconds)}.`;
     return this.act(() => ask("POST", "v1/block", { body: { policy, key, seconds } }), done, policy, key);
   }
 
@@ -220,6 +221,12 @@ function confirmed(title, text, action) {
     byId("no").onclick = () => finish(false);
     dialog.oncancel = () => done(false);
   });
+}
+
+/** Returns where blocks apply, and how long. */
+function blocksNote(store) {
+  if (store.kind === "memory") return "Blocks apply only to this process and end when it exits.";
+  return "Blocks apply to all servers that use this store, within a second.";
 }
 
 function decisionTable(decisions) {

@@ -73,12 +73,12 @@ function redis(store) {
   ];
 }
 
-function service({ policies, revision, reloads_refused: refused, blocked_total: blocked, draining }) {
+function service({ policies, revision, reloads_refused: refused, blocked_total: blocked, draining, store }) {
   const degraded = policies.reduce((sum, policy) => sum + (policy.degraded ?? 0), 0);
   return [
     ["Revision", whole(revision), refused > 0 ? `${whole(refused)} failed reloads` : "no failed reloads"],
     ["Degraded", whole(degraded), "decisions by failure modes"],
-    ["Blocked keys", whole(blocked), "in this process"],
+    ["Blocked keys", whole(blocked), store.kind === "memory" ? "in this process" : "on all servers with this store"],
     ["Accepting requests", draining ? "no" : "yes", draining ? "shutting down" : ""],
   ];
 }

@@ -119,7 +119,7 @@ function step(policy, explanation) {
   }
   if (policy.override) lines.push(make("p", {}, `Override ${policy.override} replaces the base limits.`));
   if (policy.limits.some((limit) => limit.source === "blocked")) {
-    lines.push(make("p", {}, "The key is blocked manually in this process."));
+    lines.push(make("p", {}, "An operator has blocked the key."));
   }
   if (policy.covers && policy.limits.length === 0) lines.push(make("p", {}, "No limit."));
   if (policy.limits.length) lines.push(make("ul.limits", {}, ...policy.limits.map((limit) => limitLine(limit))));

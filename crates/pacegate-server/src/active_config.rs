@@ -82,7 +82,7 @@ impl ActiveConfig {
                 let builder = if settings.count_denied { builder.deny_cache(0) } else { builder };
                 let store = builder.layout(settings.layout.clone()).connect_later();
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
-                (Engine::shared(limiter), State::Redis(store))
+                (Engine::redis(limiter, store.clone()), State::Redis(store))
             }
         };
         Ok(Self::new(engine, state, settings))

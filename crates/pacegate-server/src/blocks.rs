@@ -1,4 +1,7 @@
-//! Keys that an operator has blocked: they are denied regardless of their limits. Kept in the memory of this process.
+//! Keys that an operator has blocked: they are denied regardless of their limits. Decisions use a snapshot in memory. With
+//! a Redis store, all processes share the blocks through it.
+
+mod shared;
 
 use std::{
     collections::HashMap,
@@ -11,8 +14,12 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use pacegate::{Clock, KeyBuf, KeyRef, PolicyName, SystemClock, Timestamp};
+use pacegate::{Clock, KeyBuf, KeyRef, PolicyName, StoreError, SystemClock, Timestamp};
+use pacegate_redis::Block;
 use parking_lot::Mutex;
+
+use self::shared::SharedBlocks;
+pub(crate) use self::shared::follow;
 
 /// The blocked keys of each policy, with their expiry.
 #[derive(Debug)]
@@ -24,6 +31,8 @@ pub(crate) struct Blocks {
     changes: Mutex<()>,
     hasher: RandomState,
     clock: Arc<dyn Clock>,
+    /// `None`: the blocks belong to this process.
+    shared: Option<SharedBlocks>,
 }
 
 /// A snapshot of all blocks.
@@ -35,21 +44,17 @@ struct Snapshot {
     parts: Box<[Arc<Vec<Block>>]>,
 }
 
-/// A blocked key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
-    pub(crate) policy: PolicyName,
-    pub(crate) key: KeyBuf,
-    pub(crate) until: Timestamp,
+/// The reason why a key was not blocked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BlockError {
+    #[error(
+        "{} keys are blocked already: unblock some, or write a policy that covers them",
+        Blocks::MAX
+    )]
+    TooMany,
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
-
-/// The error if [`Blocks::MAX`] keys are blocked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{} keys are blocked already: unblock some, or write a policy that covers them",
-    Blocks::MAX
-)]
-pub(crate) struct TooManyBlocks;
 
 impl Blocks {
     /// The maximum number of blocks.
@@ -62,20 +67,27 @@ impl Blocks {
         Self::with_clock(Arc::new(SystemClock::new()))
     }
 
-    pub(crate) fn now(&self) -> Timestamp {
+    /// Returns the time by the clock of this process.
+    pub(crate) fn local_time(&self) -> Timestamp {
         self.clock.now()
+    }
+
+    /// Returns the time that ends of blocks refer to: that of the store, or of this process.
+    fn now(&self) -> Timestamp {
+        let offset = self.shared.as_ref().map_or(0, SharedBlocks::offset);
+        let now = self.clock.now().as_micros().saturating_add_signed(offset);
+        Timestamp::from_micros(now)
     }
 
     /// Creates an empty set of blocks with this clock.
     pub(crate) fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        let snapshot =
-            Snapshot { policies: HashMap::new(), parts: vec![Arc::default(); Self::PARTS].into() };
         Self {
             count: AtomicUsize::new(0),
-            snapshot: ArcSwap::from_pointee(snapshot),
+            snapshot: ArcSwap::from_pointee(Snapshot::empty()),
             changes: Mutex::new(()),
             hasher: RandomState::new(),
             clock,
+            shared: None,
         }
     }
 
@@ -106,51 +118,56 @@ impl Blocks {
             return None;
         }
         let part = &snapshot.parts[self.part(policy, key)];
-        let until = part.iter().find(|block| block.is(policy, key))?.until;
-        let left = until.micros_since(self.clock.now());
+        let until = part.iter().find(|block| is_of(block, policy, key))?.until;
+        let left = until.micros_since(self.now());
         (left > 0).then(|| Duration::from_micros(left))
     }
 
     /// Blocks a key for `time` from now, and returns the end. Replaces an earlier block of the key.
-    pub(crate) fn add(
+    ///
+    /// If the store fails, the snapshot does not change.
+    pub(crate) async fn add(
         &self,
         policy: PolicyName,
         key: KeyBuf,
         time: Duration,
-    ) -> Result<Timestamp, TooManyBlocks> {
+    ) -> Result<Timestamp, BlockError> {
+        if let Some(shared) = &self.shared {
+            return self.add_shared(shared, policy, key, time).await;
+        }
         if self.count.load(Ordering::Relaxed) >= Self::MAX {
             self.expire();
         }
-        let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let until = Timestamp::from_micros(self.clock.now().as_micros().saturating_add(time));
-        let part = self.part(policy, key.as_ref());
-        self.change(|snapshot| {
-            let count: usize = snapshot.policies.values().sum();
-            let part = &mut snapshot.parts[part];
-            let known = part.iter().position(|block| block.is(policy, key.as_ref()));
-            match known {
-                Some(known) => Arc::make_mut(part)[known].until = until,
-                None if count >= Self::MAX => return Err(TooManyBlocks),
-                None => {
-                    Arc::make_mut(part).push(Block { policy, key, until });
-                    *snapshot.policies.entry(policy).or_default() += 1;
-                }
-            }
-            Ok(until)
-        })
+        let until = later(self.now(), time);
+        self.insert(Block { policy, key, until })?;
+        Ok(until)
+    }
+
+    /// Adds a block to the snapshot, or replaces that of the key.
+    fn insert(&self, block: Block) -> Result<(), BlockError> {
+        let part = self.part(block.policy, block.key.as_ref());
+        self.change(|snapshot| snapshot.insert(part, block))
     }
 
     /// Removes the blocks that `is_meant` selects. Returns the unexpired ones.
-    pub(crate) fn lift(&self, is_meant: impl Fn(&Block) -> bool) -> Vec<Block> {
-        let now = self.clock.now();
-        let mut lifted = self.change(|snapshot| snapshot.take(is_meant));
+    ///
+    /// If the store fails, the snapshot does not change.
+    pub(crate) async fn lift(
+        &self,
+        is_meant: impl Fn(&Block) -> bool,
+    ) -> Result<Vec<Block>, StoreError> {
+        let mut lifted = match &self.shared {
+            Some(shared) => self.lift_shared(shared, is_meant).await?,
+            None => self.change(|snapshot| snapshot.take(is_meant)),
+        };
+        let now = self.now();
         lifted.retain(|block| block.until > now);
-        lifted
+        Ok(lifted)
     }
 
     /// Removes expired blocks, to free memory. Decisions ignore expired blocks anyway.
     pub(crate) fn expire(&self) {
-        let now = self.clock.now();
+        let now = self.now();
         let is_over = |block: &Block| block.until <= now;
         if self.any() && self.snapshot.load().all().any(is_over) {
             self.change(|snapshot| snapshot.take(is_over));
@@ -187,8 +204,28 @@ impl Blocks {
 }
 
 impl Snapshot {
+    fn empty() -> Self {
+        Self { policies: HashMap::new(), parts: vec![Arc::default(); Blocks::PARTS].into() }
+    }
+
     fn all(&self) -> impl Iterator<Item = &Block> {
         self.parts.iter().flat_map(|part| part.iter())
+    }
+
+    /// Adds a block to its partition, or replaces that of the key.
+    fn insert(&mut self, part: usize, block: Block) -> Result<(), BlockError> {
+        let count: usize = self.policies.values().sum();
+        let part = &mut self.parts[part];
+        let known = part.iter().position(|one| is_of(one, block.policy, block.key.as_ref()));
+        match known {
+            Some(known) => Arc::make_mut(part)[known].until = block.until,
+            None if count >= Blocks::MAX => return Err(BlockError::TooMany),
+            None => {
+                *self.policies.entry(block.policy).or_default() += 1;
+                Arc::make_mut(part).push(block);
+            }
+        }
+        Ok(())
     }
 
     /// Removes and returns the blocks that `is_meant` selects.
@@ -209,10 +246,13 @@ impl Snapshot {
     }
 }
 
-impl Block {
-    fn is(&self, policy: PolicyName, key: KeyRef<'_>) -> bool {
-        self.policy == policy && self.key.as_ref() == key
-    }
+fn is_of(block: &Block, policy: PolicyName, key: KeyRef<'_>) -> bool {
+    block.policy == policy && block.key.as_ref() == key
+}
+
+fn later(now: Timestamp, time: Duration) -> Timestamp {
+    let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    Timestamp::from_micros(now.as_micros().saturating_add(time))
 }
 
 #[cfg(test)]
@@ -225,13 +265,13 @@ mod tests {
         KeyRef::new(text.as_bytes()).to_buf()
     }
 
-    #[test]
-    fn a_block_holds_for_its_time_to_the_tick() {
+    #[tokio::test]
+    async fn a_block_holds_for_its_time_to_the_tick() {
         let clock = ManualClock::new();
         let blocks = Blocks::with_clock(Arc::new(clock.clone()));
         let name = PolicyName::DEFAULT;
         assert!(!blocks.any());
-        let until = blocks.add(name, key("a"), Duration::from_secs(60)).unwrap();
+        let until = blocks.add(name, key("a"), Duration::from_secs(60)).await.unwrap();
         assert_eq!(until.micros_since(clock.now()), 60_000_000);
         assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_secs(60)));
         assert_eq!(blocks.wait(name, KeyRef::new(b"b")), None);
@@ -245,32 +285,35 @@ mod tests {
         assert!(!blocks.any());
     }
 
-    #[test]
-    fn blocks_are_lifted_and_prolonged() {
+    #[tokio::test]
+    async fn blocks_are_lifted_and_prolonged() {
         let blocks = Blocks::with_clock(Arc::new(ManualClock::new()));
         let name = PolicyName::DEFAULT;
         for seconds in [60, 90] {
-            blocks.add(name, key("a"), Duration::from_secs(seconds)).unwrap();
+            blocks.add(name, key("a"), Duration::from_secs(seconds)).await.unwrap();
         }
         assert_eq!(blocks.wait(name, KeyRef::new(b"a")), Some(Duration::from_secs(90)));
-        blocks.add(name, key("b"), Duration::from_secs(90)).unwrap();
-        let lift = || blocks.lift(|block| block.key == key("a")).len();
-        assert_eq!((lift(), lift()), (1, 0));
+        blocks.add(name, key("b"), Duration::from_secs(90)).await.unwrap();
+        let lift = async || blocks.lift(|block| block.key == key("a")).await.unwrap().len();
+        assert_eq!((lift().await, lift().await), (1, 0));
         assert_eq!(blocks.wait(name, KeyRef::new(b"a")), None);
         assert_eq!(blocks.wait(name, KeyRef::new(b"b")), Some(Duration::from_secs(90)));
-        assert_eq!(blocks.lift(|_| true).len(), 1);
+        assert_eq!(blocks.lift(|_| true).await.unwrap().len(), 1);
         assert!(!blocks.any());
     }
 
-    #[test]
-    fn blocks_are_counted_per_policy() {
+    #[tokio::test]
+    async fn blocks_are_counted_per_policy() {
         let clock = ManualClock::new();
         let blocks = Blocks::with_clock(Arc::new(clock.clone()));
         let name = |name: &str| name.parse::<PolicyName>().unwrap();
         assert!(!blocks.any_of(|_| true));
         for seconds in [60, 90] {
-            blocks.add(name("a"), key(&seconds.to_string()), Duration::from_secs(seconds)).unwrap();
-            blocks.add(name("a"), key("a"), Duration::from_secs(seconds)).unwrap();
+            blocks
+                .add(name("a"), key(&seconds.to_string()), Duration::from_secs(seconds))
+                .await
+                .unwrap();
+            blocks.add(name("a"), key("a"), Duration::from_secs(seconds)).await.unwrap();
         }
         assert!(blocks.any_of(|policy| policy == name("a")));
         assert!(!blocks.any_of(|policy| policy == name("b")));
@@ -284,22 +327,22 @@ mod tests {
         assert!(!blocks.any_of(|_| true));
     }
 
-    #[test]
-    fn expired_blocks_make_room_for_new_ones() {
+    #[tokio::test]
+    async fn expired_blocks_make_room_for_new_ones() {
         let clock = ManualClock::new();
         let blocks = Blocks::with_clock(Arc::new(clock.clone()));
         let name = PolicyName::DEFAULT;
         for n in 0..Blocks::MAX {
-            blocks.add(name, key(&n.to_string()), Duration::from_secs(60)).unwrap();
+            blocks.add(name, key(&n.to_string()), Duration::from_secs(60)).await.unwrap();
         }
         let minute = Duration::from_secs(60);
-        assert_eq!(blocks.add(name, key("one more"), minute), Err(TooManyBlocks));
-        assert!(blocks.add(name, key("0"), Duration::from_secs(90)).is_ok());
+        assert_eq!(blocks.add(name, key("one more"), minute).await, Err(BlockError::TooMany));
+        assert!(blocks.add(name, key("0"), Duration::from_secs(90)).await.is_ok());
         let (first, all) = blocks.list(2);
         let first: Vec<_> = first.into_iter().map(|block| block.key).collect();
         assert_eq!((first, all), (vec![key("0"), key("1")], Blocks::MAX));
         clock.advance(minute);
-        assert!(blocks.add(name, key("one more"), minute).is_ok());
+        assert!(blocks.add(name, key("one more"), minute).await.is_ok());
         assert_eq!(blocks.list(0).1, 2);
     }
 }

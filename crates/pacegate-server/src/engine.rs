@@ -8,9 +8,10 @@ use std::{
 };
 
 use pacegate::{
-    BatchDecision, Charge, Charges, CheckError, Decision, Limiter, Plan, PolicyName, PolicySet,
-    Request, SharedLimiter, Stats, StoreError, Timestamp,
+    BatchDecision, Charge, Charges, CheckError, Decision, Excess, Limiter, Plan, PolicyName,
+    PolicySet, Request, SharedLimiter, Stats, StoreError, Timestamp,
 };
+use pacegate_redis::RedisStore;
 use smallvec::SmallVec;
 use tokio::time::{Instant, timeout_at};
 
@@ -39,6 +40,11 @@ impl Engine {
     /// Creates an engine with its counters in memory.
     pub(crate) fn memory(limiter: Limiter) -> Self {
         Self::shared(limiter.into())
+    }
+
+    /// Creates an engine with its counters on Redis, and with blocks that all processes share.
+    pub(crate) fn redis(limiter: SharedLimiter, store: RedisStore) -> Self {
+        Self { blocks: Arc::new(Blocks::shared(store)), ..Self::shared(limiter) }
     }
 
     /// Creates an engine with its counters in the store of the limiter.
@@ -76,7 +82,7 @@ impl Engine {
 
     /// Returns the time by the clock of this process, which may differ from that of the store.
     pub(crate) fn now(&self) -> Timestamp {
-        self.blocks.now()
+        self.blocks.local_time()
     }
 
     /// Returns `true` if decisions wait for a store, so that several should be requested at once.
@@ -101,7 +107,13 @@ impl Engine {
     async fn check_request(&self, request: &Request<'_>) -> Result<Decision, CheckError> {
         if self.may_block(request) {
             let plan = self.plan(request);
-            if let Some(verdict) = self.blocked(&plan.charges(planned_cost(request))?).await? {
+            let mut charges = plan.charges(planned_cost(request))?;
+            if request.is_spent() && charges.iter().any(|charge| self.wait(charge).is_some()) {
+                // The limiter records the units and counts the request, so the denial is not counted again.
+                self.limiter.check_request(request).await?;
+                charges.iter_mut().for_each(|charge| charge.cost = 0);
+            }
+            if let Some(verdict) = self.blocked(&charges, request.id_bytes()).await? {
                 return Ok(verdict.decision);
             }
         }
@@ -138,7 +150,7 @@ impl Engine {
         id: Option<&[u8]>,
     ) -> Result<BatchDecision, CheckError> {
         let blocked = match self.blocks.any() {
-            true => self.blocked(charges).await?,
+            true => self.blocked(charges, id).await?,
             false => None,
         };
         let verdict = match blocked {
@@ -203,9 +215,19 @@ impl Engine {
             self.check_unblocked(&rest[..free], decisions).await;
             rest = &rest[free..];
             if let Some((first, others)) = rest.split_first() {
-                decisions.push(Ok(self.refuse(first, self.wait(first))));
+                decisions.push(self.check_blocked(first).await);
                 rest = others;
             }
+        }
+    }
+
+    /// Denies a blocked charge, and records units that have already been spent.
+    async fn check_blocked(&self, charge: &Charge<'_>) -> Result<Decision, CheckError> {
+        let charges = slice::from_ref(charge);
+        match self.blocked(charges, None).await? {
+            Some(verdict) => Ok(verdict.decision),
+            // The block has just ended.
+            None => Ok(self.unblocked(charges, None).await?.decision),
         }
     }
 
@@ -226,27 +248,38 @@ impl Engine {
         }
     }
 
-    /// Denies charges of which at least one is blocked. The others are peeked, and take nothing.
-    async fn blocked(&self, charges: &[Charge<'_>]) -> Result<Option<BatchDecision>, CheckError> {
+    /// Denies charges of which at least one is blocked. The others are peeked, and take nothing. Units that have already
+    /// been spent are recorded.
+    async fn blocked(
+        &self,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Option<BatchDecision>, CheckError> {
         let waits: SmallVec<[_; 4]> = charges.iter().map(|charge| self.wait(charge)).collect();
         if waits.iter().all(Option::is_none) {
             return Ok(None);
         }
-        let free = charges.iter().zip(&waits).filter(|(_, wait)| wait.is_none());
-        let free: SmallVec<[_; 4]> = free.map(|(charge, _)| charge.cost(0)).collect();
-        let mut verdict = self.unblocked(&free, None).await?;
+        let sent: SmallVec<[_; 4]> = charges
+            .iter()
+            .zip(&waits)
+            .filter(|(charge, wait)| wait.is_none() || is_spent(charge))
+            .map(|(charge, _)| if is_spent(charge) { *charge } else { charge.cost(0) })
+            .collect();
+        let mut verdict = self.unblocked(&sent, id).await?;
         let mut others = std::mem::take(&mut verdict.each).into_iter();
         let mut last = None;
         for (charge, wait) in charges.iter().zip(waits) {
-            if wait.is_none() {
-                verdict.each.extend(others.next());
+            let other = (wait.is_none() || is_spent(charge)).then(|| others.next()).flatten();
+            let Some(wait) = wait else {
+                verdict.each.extend(other);
                 continue;
-            }
-            // The limits of a policy are adjacent, and recorded once.
+            };
+            // The limits of a policy are adjacent, and recorded once. The limiter has counted spent units.
             let subject = Some((charge.policy, charge.key));
-            let counted = if last == subject { charge.cost(0) } else { *charge };
+            let is_counted = last == subject || is_spent(charge);
+            let counted = if is_counted { charge.cost(0) } else { *charge };
             last = subject;
-            let denial = self.refuse(&counted, wait);
+            let denial = self.charges().deny(&counted, Some(wait));
             if !is_longer(&verdict.decision, &denial) {
                 verdict.decision = denial;
             }
@@ -262,11 +295,6 @@ impl Engine {
 
     fn wait(&self, charge: &Charge<'_>) -> Option<Duration> {
         self.blocks.wait(charge.policy, charge.key)
-    }
-
-    fn refuse(&self, charge: &Charge<'_>, wait: Option<Duration>) -> Decision {
-        // A block that has just ended denies until the next microsecond.
-        self.charges().deny(charge, Some(wait.unwrap_or(Duration::from_micros(1))))
     }
 
     /// Returns up to the cost of each charge, and no more than is used.
@@ -300,6 +328,11 @@ impl Engine {
     }
 }
 
+/// Returns `true` if the units are recorded even if they exceed the limit, because they have already been spent.
+fn is_spent(charge: &Charge<'_>) -> bool {
+    charge.cost > 0 && matches!(charge.excess.under(&charge.limit), Excess::Debt { .. })
+}
+
 /// Returns the cost to plan a request with: at most 1 if it is already spent, because it may exceed a limit.
 fn planned_cost(request: &Request<'_>) -> u64 {
     let units = request.units();
@@ -326,7 +359,7 @@ mod tests {
         let engine = Engine::shared(SharedLimiter::new(store.clone(), policies));
         let key = |key: &'static str| KeyRef::new(key.as_bytes());
         let hour = Duration::from_secs(3_600);
-        engine.blocks().add(PolicyName::DEFAULT, key("a").to_buf(), hour).unwrap();
+        engine.blocks().add(PolicyName::DEFAULT, key("a").to_buf(), hour).await.unwrap();
         let request = Request::new().with("key", "a");
         assert_eq!(engine.check(&request).await.unwrap().source(), pacegate::Source::Blocked);
         let charge = |name| Charge::new(PolicyName::DEFAULT, key(name), Limit::per_hour(2));
@@ -337,7 +370,7 @@ mod tests {
         let stats = engine.stats();
         assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (1, 3));
         assert_eq!(store.usage().keys, 1, "of b alone");
-        assert_eq!(engine.blocks().lift(|_| true).len(), 1);
+        assert_eq!(engine.blocks().lift(|_| true).await.unwrap().len(), 1);
         assert_eq!(engine.check(&request).await.unwrap().remaining(), 1);
     }
 }

@@ -66,7 +66,11 @@ impl LocalEngine {
                 let deadline = (*deadline).max(STORE_DEADLINE);
                 let store = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(deadline);
                 let store = store.layout(settings.layout.clone()).connect().await?;
-                Engine::shared(SharedLimiter::builder(store).policies(policies).build()?)
+                let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
+                let engine = Engine::redis(limiter, store);
+                // If they cannot be read, the request itself reports what is wrong with the store.
+                drop(engine.blocks().refresh().await);
+                engine
             }
         };
         Ok(Self { engine, inline_failure: settings.inline_failure })

@@ -10,6 +10,7 @@ use tokio::{
 
 use crate::{
     active_config::{ActiveConfig, OpenError, State},
+    blocks,
     config::{Bind, Settings},
     envoy::{Pages, Statsd},
     listeners::{LISTENERS, ListenerEntry, StartContext},
@@ -122,6 +123,8 @@ impl Server {
             }
             sleep(Duration::from_millis(2)).await;
         }
+        // Blocks hold from the first request on. After an error, the task that follows them tries again.
+        drop(self.active.revision().engine.blocks().refresh().await);
     }
 
     /// Serves until `end`, then drains in-flight requests. Returns `false` if connections were still open after the
@@ -139,11 +142,13 @@ impl Server {
         self.accept(&mut accepting, &reloader);
         let store_log = tokio::spawn(log_store_changes(self.active.clone()));
         let history = tokio::spawn(live::watch(self.active.clone()));
+        let blocks = tokio::spawn(blocks::follow(self.active.clone()));
         let statsd = self.settings().stats.as_ref().and_then(|stats| stats.statsd.clone());
         let statsd = statsd.map(|settings| Statsd::start(self.active.clone(), settings));
         end.await;
         store_log.abort();
         history.abort();
+        blocks.abort();
         tracing::info!("shutting down: draining in-flight requests");
         self.active.drain();
         switch.turn();

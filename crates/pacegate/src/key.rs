@@ -168,6 +168,12 @@ impl<'a> KeyRef<'a> {
         self.bytes
     }
 
+    /// Returns `true` if both are the same bytes in memory. `false` does not mean that the keys differ.
+    #[inline]
+    pub(crate) fn is_same(self, other: Self) -> bool {
+        std::ptr::eq(self.bytes, other.bytes) && self.tuple == other.tuple
+    }
+
     /// Returns `true` if the key is a tuple, so that its bytes include the length of each part.
     #[inline]
     pub(crate) const fn is_tuple(self) -> bool {
@@ -181,11 +187,6 @@ impl KeyBuf {
         Self { bytes: SmallVec::new(), tuple: true }
     }
 
-    /// Creates a key from the bytes and the kind of another one.
-    pub(crate) fn from_encoded(bytes: &[u8], tuple: bool) -> Self {
-        Self { bytes: SmallVec::from_slice(bytes), tuple }
-    }
-
     /// Encodes any [`Key`], such as a tuple, and keeps it beyond the call. Needed for
     /// [`Charge::new`](crate::Charge::new).
     ///
@@ -197,6 +198,27 @@ impl KeyBuf {
     /// ```
     pub fn from_key(key: impl Key) -> Self {
         key.with(|key| key.to_buf())
+    }
+
+    /// Decodes the bytes that [`KeyRef::feed`] passes. Returns `None` if they are not those of a key.
+    ///
+    /// ```
+    /// use pacegate::KeyBuf;
+    ///
+    /// let (key, mut bytes) = (KeyBuf::from_key(("eu", 42)), Vec::new());
+    /// key.as_ref().feed(|part| bytes.extend_from_slice(part));
+    /// assert_eq!(KeyBuf::decode(&bytes), Some(key));
+    /// ```
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        match bytes.split_first()? {
+            (0, part) => Some(KeyRef::new(part).to_buf()),
+            (1, parts) => {
+                let mut key = Self::empty();
+                KeyRef { bytes: parts, tuple: true }.parts().for_each(|part| key.push(part));
+                (&key.bytes[..] == parts).then_some(key)
+            }
+            _ => None,
+        }
     }
 
     /// Adds a part, or an absent part. A key of one part becomes a tuple.

@@ -81,6 +81,30 @@ fn a_block_needs_a_confirmation() {
 }
 
 #[test]
+fn a_block_needs_a_confirmation_and_holds_on_two_replicas() {
+    let redis = Server::start(Flavor::Redis);
+    let config = format!("store: {{ url: '{}', deadline: 5s }}\n{POLICIES}", redis.url());
+    let [mut one, mut other] = [(), ()].map(|()| Shown::with_config(&config));
+    one.page.wait_until("document.querySelectorAll('#lookup-policy option').length === 3");
+    one.page.wait_until(&has("#blocks-note", "all servers that use this store"));
+    one.page.write("#lookup-key", "203.0.113.9");
+    one.page.press("Enter");
+    one.page.wait_until(&has("#lookup-answer", "5 of 5 left"));
+    one.block();
+    one.page.wait_until(&has("#said", "is blocked in login"));
+    assert_eq!(one.log_in("203.0.113.9"), 429);
+    other.page.wait_until(&shows("#blocked b", "203.0.113.9"));
+    assert_eq!(other.log_in("203.0.113.9"), 429);
+    assert_eq!(other.log_in("203.0.113.10"), 200);
+    other.page.click("#blocked button");
+    for shown in [&mut one, &mut other] {
+        shown.page.wait_until(&has("#blocked", "No blocked keys."));
+        assert_eq!(shown.log_in("203.0.113.9"), 200);
+        shown.assert_clean();
+    }
+}
+
+#[test]
 fn an_outlier_does_not_flatten_the_chart() {
     let shown = Shown::start("");
     shown.page.wait_until(&shows("#state", "live"));

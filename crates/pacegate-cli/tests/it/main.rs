@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers fail the test by panicking")]
 
 mod bench;
+mod blocks;
 mod certificates;
 mod check;
 mod clients;

@@ -4,6 +4,7 @@
 
 mod acl;
 mod batching;
+mod blocks;
 mod conformance;
 mod connections;
 mod contention;

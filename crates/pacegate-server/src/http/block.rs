@@ -1,9 +1,10 @@
-//! `/v1/block`: keys that an operator denies. Blocks live in this process and end with it.
+//! `/v1/block`: keys that an operator denies.
 
 use std::time::Duration;
 
 use axum::extract::Request;
-use pacegate::{KeyBuf, Policy, PolicyName};
+use pacegate::{KeyBuf, Policy, PolicyName, StoreError};
+use pacegate_redis::Block;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::{
     active_config::Revision,
-    blocks::Block,
+    blocks::BlockError,
     config::Scope,
     live::{MAX_SHOWN_CHARS, key_of, text_of},
     service::Access,
@@ -79,8 +80,11 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
         return Err(ProblemDetails::bounds(detail));
     }
     let blocks = revision.engine.blocks();
-    let until = blocks.add(named.policy, named.key.clone(), Duration::from_secs(seconds));
-    let until = until.map_err(|error| ProblemDetails::too_many_blocks(error.to_string()))?;
+    let until = blocks.add(named.policy, named.key.clone(), Duration::from_secs(seconds)).await;
+    let until = until.map_err(|error| match error {
+        BlockError::TooMany => ProblemDetails::too_many_blocks(error.to_string()),
+        BlockError::Store(error) => unchanged(error),
+    })?;
     shared.active.audit().keys("block", &access, &[(named.policy, named.key.as_ref())]);
     json(&BlockResponse::new(named.policy, &named.key, until))
 }
@@ -97,9 +101,9 @@ pub(super) async fn unblock(shared: Context, request: Request) -> HttpResult {
         Some((_, domain)) => revision.access_to(request.headers(), Scope::Admin, domain)?,
         None => revision.access_everywhere(request.headers(), Scope::Admin)?,
     };
-    let lifted = revision.engine.blocks().lift(|block: &Block| {
-        block.policy.as_str() == policy && text_of(block.key.as_ref()) == key
-    });
+    let is_meant =
+        |block: &Block| block.policy.as_str() == policy && text_of(block.key.as_ref()) == key;
+    let lifted = revision.engine.blocks().lift(is_meant).await.map_err(unchanged)?;
     if lifted.is_empty() {
         // Reports a policy or a key that cannot exist.
         NamedKey::new(&policy, &key, &revision, access)?;
@@ -108,6 +112,19 @@ pub(super) async fn unblock(shared: Context, request: Request) -> HttpResult {
         shared.active.audit().keys("unblock", &access, &keys);
     }
     json(&Done { limits: lifted.len() })
+}
+
+/// Returns the problem if the store did not change the blocks, or if that is unknown.
+fn unchanged(error: StoreError) -> ProblemDetails {
+    ProblemDetails::unavailable(match error {
+        StoreError::Unavailable(_) => {
+            "the store is unreachable: nothing was changed, and the current blocks still apply"
+        }
+        StoreError::TimedOut | StoreError::Interrupted(_) => {
+            "the store did not answer, and may have made the change: repeat the request"
+        }
+        error => return error.into(),
+    })
 }
 
 /// Finds a policy by its name. Returns the policy, or `None` for inline limits, and its domain. Does not find policies

@@ -170,7 +170,7 @@ fn counters() -> Vec<Route> {
             .summary("Denies a key of a policy for some time")
             .admin()
             .body::<BlockRequest>("Key to block, and for how long")
-            .returns::<BlockResponse>("This process denies the key until then")
+            .returns::<BlockResponse>("The key is denied until then")
             .problem(409, "Too many keys are blocked"),
         Route::new("/v1/block", "delete unblock", delete(block::unblock))
             .summary("Removes a block")

@@ -95,7 +95,6 @@ impl Evaluator {
             Slot { scope, id, limit, cost, permit, enforced: true, excess: *excess }
         };
         let tally = self.meter.tally();
-        let mut sampled = ArrayVec::<_, BATCH>::new();
         self.memory.charge_each(&ids, slot, |place, outcome, now| {
             let (limit, cost, _) = batch.charge(place);
             let decision = decide(limit, outcome, false);
@@ -103,15 +102,11 @@ impl Evaluator {
             if cost > 0
                 && let Some(weight) = tally.add_cost(limit.stats_index, event, cost, now)
             {
-                sampled.push((place, event, now, weight));
+                let seen = (limit.stats_index, event);
+                batch.with_key(place, |key| self.meter.look(seen, key, now, weight));
             }
             push(decision);
         });
-        // After the locks are free: reading a key runs code of the caller.
-        for (place, event, now, weight) in sampled {
-            let index = batch.charge(place).0.stats_index;
-            batch.with_key(place, |key| self.meter.look((index, event), key, now, weight));
-        }
     }
 }
 

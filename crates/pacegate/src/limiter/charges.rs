@@ -14,8 +14,8 @@ use super::{
     resolve::{BoundLimit, Resolved, ResolvedCharge, max_cost},
 };
 use crate::{
-    Charge, CheckError, CostError, Decision, KeyRef, PolicyName, PolicySet, Request, Source,
-    StoreError, Update,
+    Charge, CheckError, CostError, Decision, Excess, KeyRef, PolicyName, PolicySet, Request,
+    Source, StoreError, Update,
     policy::{LimitEntry, PolicyMatch},
     stats::Event,
 };
@@ -141,7 +141,9 @@ impl Plan<'_> {
         }
         let lifted = self.lifted.iter().map(|&place| {
             let PolicyMatch { policy, key, .. } = &self.matches[place];
-            self.charge(self.policies.first_entry(*policy), key.as_ref(), cost.min(1))
+            let charge = self.charge(self.policies.first_entry(*policy), key.as_ref(), cost.min(1));
+            // It must not be recorded.
+            charge.excess(Excess::Reject)
         });
         charges.extend(lifted);
         Ok(charges)

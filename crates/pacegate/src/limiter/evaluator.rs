@@ -11,14 +11,17 @@ use super::{
     wait_queue::WaitQueue,
 };
 use crate::{
-    Charge, CostError, Decision, KeyRef, MemoryStore, Outcomes, PolicyName, Request, Stats,
-    StoreError,
+    Charge, CostError, Counter, Decision, Excess, KeyRef, Limit, MemoryStore, Outcomes, PolicyName,
+    Request, Stats, StoreError,
     algorithm::Outcome,
     policy::{LimitEntry, PolicyMatch, PolicySet},
     stats::{Event, Meter},
     store::{
         Update,
-        memory::{Slot, identity::Identity},
+        memory::{
+            Slot,
+            identity::{Identity, KeyHash},
+        },
     },
 };
 
@@ -246,6 +249,25 @@ impl Evaluator {
         decision
     }
 
+    /// Charges one unit to a key under an inline limit with a fixed-size state.
+    #[inline]
+    pub(super) fn check_inline(&self, limit: &Limit, key: KeyRef<'_>) -> Decision {
+        let scope = self.memory.scope(PolicyName::INLINE, Counter::Limit, limit);
+        let (outcome, now) = self.memory.charge_cell(&Slot {
+            scope: &scope,
+            id: self.memory.identity(&scope, key),
+            limit,
+            cost: 1,
+            permit: 0,
+            enforced: true,
+            excess: Excess::Reject,
+        });
+        let decision = Decision::of(PolicyName::INLINE, *limit, outcome);
+        let event = if decision.allowed { Event::Allowed } else { Event::Denied };
+        self.meter.count_cost(self.meter.inline_index(), event, 1, key, now);
+        decision
+    }
+
     /// Charges a key of this cost, all or nothing.
     #[inline]
     pub(super) fn check_key(&self, key: KeyRef<'_>, cost: u64) -> Result<Decision, CostError> {
@@ -258,8 +280,17 @@ impl Evaluator {
 
     /// Charges memory, all or nothing. Records nothing.
     pub(super) fn evaluate(&self, resolved: &Resolved<'_>) -> Evaluation {
-        let slots: SmallVec<[Slot<'_>; 4]> =
-            resolved.sent().iter().map(|charge| self.slot(charge)).collect();
+        let mut last: Option<(KeyRef<'_>, KeyHash)> = None;
+        let slots = resolved.sent().iter().map(|charge| {
+            // Most limits of a request count by the same key.
+            let hash = match last {
+                Some((key, hash)) if key.is_same(charge.key) => hash,
+                _ => self.memory.hash(charge.key),
+            };
+            last = Some((charge.key, hash));
+            charge.slot(hash)
+        });
+        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
         let (outcomes, now) = self.memory.charge_all(&slots);
         self.conclude(resolved, outcomes, now, false)
     }
@@ -294,16 +325,7 @@ impl Evaluator {
     /// Hashes the key of a charge, for the store in memory.
     #[inline]
     pub(super) fn slot<'a>(&self, charge: &ResolvedCharge<'a>) -> Slot<'a> {
-        let limit = charge.limit;
-        Slot {
-            scope: &limit.scope,
-            id: self.memory.identity(&limit.scope, charge.key),
-            limit: &limit.limit,
-            cost: charge.cost,
-            permit: charge.permit,
-            enforced: limit.enforced,
-            excess: charge.excess,
-        }
+        charge.slot(self.memory.hash(charge.key))
     }
 }
 

@@ -229,6 +229,9 @@ impl Limiter {
     #[must_use = "a denied request must not proceed"]
     pub fn check_with(&self, key: impl Key, limit: Limit) -> Decision {
         key.with(|key| {
+            if !limit.algorithm().keeps_log() {
+                return self.evaluator().check_inline(&limit, key);
+            }
             let charge = Charge::new(PolicyName::INLINE, key, limit);
             match self.evaluator().check_charge(&charge) {
                 Ok(decision) => decision,

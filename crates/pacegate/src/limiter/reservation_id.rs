@@ -101,8 +101,9 @@ fn encode(bytes: &mut Vec<u8>, charge: &Charge<'_>) {
 }
 
 fn push_key(bytes: &mut Vec<u8>, key: KeyRef<'_>) {
-    bytes.push(u8::from(key.is_tuple()));
-    push(bytes, key.as_bytes());
+    let mut encoded = Vec::new();
+    key.feed(|part| encoded.extend(part));
+    push(bytes, &encoded);
 }
 
 /// Appends a field after its length, which an id of the maximum length cannot exceed.
@@ -137,8 +138,7 @@ impl<'a> Reader<'a> {
     }
 
     fn key(&mut self) -> Option<KeyBuf> {
-        let is_tuple = self.byte()? == 1;
-        Some(KeyBuf::from_encoded(self.field()?, is_tuple))
+        KeyBuf::decode(self.field()?)
     }
 
     fn charge(&mut self) -> Option<ChargeBuf> {

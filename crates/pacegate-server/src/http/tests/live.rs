@@ -336,7 +336,7 @@ async fn a_block_of_a_removed_policy_needs_admin_everywhere() {
     let hour = Duration::from_secs(3_600);
     let key = pacegate::KeyRef::new(b"alice").to_buf();
     let revision = server.active.revision();
-    revision.engine.blocks().add("api".parse().unwrap(), key, hour).unwrap();
+    revision.engine.blocks().add("api".parse().unwrap(), key, hour).await.unwrap();
     settings.policies = PolicySet::new(policies().policies()[1..].to_vec()).unwrap();
     server.active.replace(settings);
     assert_eq!(delete("nobody").await, 401);
@@ -474,7 +474,8 @@ async fn invalid_blocks_are_rejected() {
     for n in blocks..crate::blocks::Blocks::MAX {
         let key = pacegate::KeyRef::new(&n.to_le_bytes()).to_buf();
         let revision = server.active.revision();
-        revision.engine.blocks().add("api".parse().unwrap(), key, Duration::from_secs(1)).unwrap();
+        let policy = "api".parse().unwrap();
+        revision.engine.blocks().add(policy, key, Duration::from_secs(1)).await.unwrap();
     }
     let full = server.post("/v1/block", r#"{"policy":"api","key":"one more"}"#).await;
     assert_eq!((full.status, full.problem()), (409, "too-many-blocks".to_owned()));

@@ -59,7 +59,7 @@ impl MemoryStore {
         counter: impl Fn(usize) -> Option<(PolicyName, Counter)>,
         (id, ttl): (u128, Duration),
     ) -> Result<(Outcomes, u64), StoreError> {
-        let inner = &*self.inner;
+        let inner = self.shards();
         if !inner.room_for_reservation(id) {
             let problem =
                 "too many open reservations: settle them, shorten their ttl, or raise max_keys";
@@ -96,7 +96,7 @@ impl MemoryStore {
         current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
         mut each: impl FnMut(Identity),
     ) -> bool {
-        let inner = &*self.inner;
+        let inner = self.shards();
         let Some(reservation) = inner.reservations_of(id).lock().remove(id) else { return false };
         inner.reserved.fetch_sub(1, Ordering::Relaxed);
         if reservation.expires <= inner.time.now() {
@@ -129,7 +129,7 @@ impl MemoryStore {
 
     /// Returns up to the cost of the slot to where it was charged.
     fn return_units(&self, slot: &Slot<'_>, charged: State) {
-        let inner = &*self.inner;
+        let inner = self.shards();
         if slot.limit.algorithm().keeps_log() {
             let mut logs = inner.logs_of(slot.id).lock();
             let now = logs.shard_clock.advance(&inner.time, inner.time.now());
