@@ -20,6 +20,7 @@ pub(crate) struct Scripts {
     pub(crate) charge_batch_full: Source,
     pub(crate) update: Source,
     pub(crate) settle: Source,
+    pub(crate) claim: Source,
     pub(crate) blocks: Source,
     /// For the windows and logs of other limiters.
     pub(crate) window: Source,
@@ -56,6 +57,7 @@ impl Scripts {
             // They create few keys, and a release may free the memory that is missing.
             update: Source::new(header_full, script!("update.lua")),
             settle: Source::new(header_full, script!("log_entries.lua", "settle.lua")),
+            claim: Source::new(header, include_str!("script/claim.lua")),
             blocks: Source::new(header, script!("blocks.lua")),
             window: Source::new(header, script!("window.lua")),
             window_full: Source::new(header_full, script!("window.lua")),

@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    Algorithm, Excess, Key, KeyBuf, KeyRef, Limit,
+    Algorithm, Excess, Key, KeyBuf, KeyRef, Limit, Timestamp,
     policy::{FailureMode, PolicyName},
 };
 
@@ -141,6 +141,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Reply::Ready(Err(StoreError::no_reservations()))
     }
 
+    /// Claims an event of the counter of a charge for one process, so that of all processes only one reports it.
+    ///
+    /// The answer is `true` if the event is unclaimed at the instant of the claim, or claimed by the same owner: a
+    /// repeated claim gets the same answer. The claim ends after its lifetime.
+    ///
+    /// Default: `true`, so that every process reports the event.
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        let _ = (charge, claim);
+        Reply::Ready(Ok(true))
+    }
+
     /// Runs a task that no caller waits for, such as the release of a dropped permit. Must not block: it is called from
     /// `drop`, on any thread, with or without an async runtime.
     ///
@@ -170,6 +181,27 @@ pub enum Update {
     /// Restarts the period of the permit `charge.permit`. If it has expired, nothing changes, and the answer is
     /// `false`.
     Renew,
+}
+
+/// The claim of one process to report an event, for [`Store::claim`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Claim {
+    /// Identifies the event among those of one counter.
+    pub event: [u64; 2],
+    /// A random number that identifies the process.
+    pub owner: u128,
+    /// The instant of the event, by the clock of the store.
+    pub at: Timestamp,
+    /// The time from the event until it may be claimed again.
+    pub lifetime: Duration,
+}
+
+impl Claim {
+    /// Creates a claim.
+    pub fn new(event: [u64; 2], owner: u128, at: Timestamp, lifetime: Duration) -> Self {
+        Self { event, owner, at, lifetime }
+    }
 }
 
 /// A limit to apply to a key, as a store gets it.
@@ -464,6 +496,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
         (**self).settle(charges, id, actual)
+    }
+
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        (**self).claim(charge, claim)
     }
 
     fn spawn(&self, task: Task) {
