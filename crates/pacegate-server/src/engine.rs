@@ -305,7 +305,11 @@ impl Engine {
         ttl: Duration,
     ) -> Result<Reserved<SharedReservation>, CheckError> {
         let blocked = match self.blocks.any() {
-            true => self.blocked(charges).await?,
+            true => {
+                // An estimate is not spent yet, so it is not recorded.
+                let charges = charges.iter().map(|charge| charge.excess(Excess::Reject));
+                self.blocked(&charges.collect::<SmallVec<[_; 4]>>(), None).await?
+            }
             false => None,
         };
         let reserved = match blocked {
