@@ -40,7 +40,7 @@ pub use wait::{Wait, WaitError};
 
 use self::{
     evaluator::Evaluator,
-    resolve::{Resolved, spent},
+    resolve::spent,
     wait_queue::WaitQueue,
 };
 
@@ -308,7 +308,7 @@ impl Limiter {
         if request.is_spent() && cost > 0 {
             charges = spent(charges);
         }
-        Ok(evaluator.check(&Resolved::new(charges, false)?))
+        evaluator.check_charges(&charges)
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.

@@ -111,7 +111,7 @@ pub struct Policy {
     /// units. `None`: the store decides every request.
     pub lease: Option<Lease>,
     /// The first invalid argument of [`Policy::new`], reported by [`PolicySet::new`].
-    invalid: Option<PolicyError>,
+    invalid: Option<Box<PolicyError>>,
 }
 
 /// Replacement limits for some requests of a policy.
@@ -220,7 +220,8 @@ impl Policy {
             Ok(name) => (name, None),
             Err(error) => (PolicyName::DEFAULT, Some(PolicyError::InvalidName(error.into()))),
         };
-        let mut valid = Vec::new();
+        let limits = limits.into_iter();
+        let mut valid = Vec::with_capacity(limits.size_hint().0);
         for limit in limits {
             match limit.try_into() {
                 Ok(limit) => valid.push(limit),
@@ -246,7 +247,7 @@ impl Policy {
             max_debt: None,
             tag: Tag::default(),
             lease: None,
-            invalid,
+            invalid: invalid.map(Box::new),
         }
     }
 

@@ -49,7 +49,7 @@ use crate::{
     policy::PolicyName,
 };
 
-pub(crate) use charge::{BATCH, Slot};
+pub(crate) use charge::{BATCH, FEW, Slot};
 pub use tenants::ShareUsage;
 
 /// A store in the memory of this process.
