@@ -1,7 +1,7 @@
 //! The steps that decide a request: resolve, charge, combine, record. [`Limiter`](super::Limiter) and
 //! [`SharedLimiter`](super::SharedLimiter) are handles over this.
 
-use std::{ops::Range, slice};
+use std::{ops::Range, slice, sync::Arc};
 
 use arrayvec::ArrayVec;
 use smallvec::SmallVec;
@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::{
     combine::{combine, decide, event},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost},
+    thresholds::{ThresholdReporter, ThresholdWatch},
     wait_queue::WaitQueue,
 };
 use crate::{
@@ -37,8 +38,13 @@ pub(super) struct Evaluator {
     limits: Box<[BoundLimit]>,
     /// The limits of the only policy, if it counts every request by its key: nothing to match.
     direct: Option<Range<usize>>,
-    /// `true` if there is one direct, enforced limit with a fixed-size state: the fast path of `check`.
+    /// `true` if there is one direct, enforced limit with a fixed-size state and no thresholds: the fast path of
+    /// `check`.
     is_single: bool,
+    /// Set if threshold events have a receiver.
+    reporter: Option<Arc<ThresholdReporter>>,
+    /// Set if there is a reporter, and a policy has thresholds.
+    pub(super) thresholds: Option<Box<ThresholdWatch>>,
 }
 
 /// The result of charging a request, before it is recorded.
@@ -53,8 +59,18 @@ pub(super) struct Evaluation {
 
 impl Evaluator {
     pub(super) fn new(policies: PolicySet, memory: MemoryStore, wait_queue: WaitQueue) -> Self {
+        Self::reporting(policies, memory, wait_queue, None)
+    }
+
+    /// Creates an evaluator that reports threshold events.
+    pub(super) fn reporting(
+        policies: PolicySet,
+        memory: MemoryStore,
+        wait_queue: WaitQueue,
+        reporter: Option<Arc<ThresholdReporter>>,
+    ) -> Self {
         let meter = Meter::new(names(&policies));
-        Self::with_meter(policies, meter, memory, wait_queue)
+        Self::with_meter(policies, meter, memory, wait_queue, reporter)
     }
 
     fn with_meter(
@@ -62,6 +78,7 @@ impl Evaluator {
         meter: Meter,
         memory: MemoryStore,
         wait_queue: WaitQueue,
+        reporter: Option<Arc<ThresholdReporter>>,
     ) -> Self {
         let all = policies.policies().iter();
         memory.register(all.map(|policy| (policy.name, &*policy.domain)));
@@ -84,19 +101,34 @@ impl Evaluator {
         };
         let limits: Box<[BoundLimit]> = policies.limit_entries().iter().map(bind).collect();
         let direct = policies.direct();
+        let thresholds = ThresholdWatch::new(&policies, reporter.as_ref());
         let is_single = direct.is_some()
+            && thresholds.is_none()
             && matches!(&*limits, [limit] if limit.enforced && !limit.limit.algorithm().keeps_log());
-        Self { policies, meter, memory, wait_queue, limits, direct, is_single }
+        Self {
+            policies,
+            meter,
+            memory,
+            wait_queue,
+            limits,
+            direct,
+            is_single,
+            reporter,
+            thresholds,
+        }
     }
 
     /// Creates an evaluator for other policies on the same state and statistics.
     pub(super) fn with_policies(&self, policies: PolicySet) -> Self {
         let meter = self.meter.succeeded_by(names(&policies));
-        Self::with_meter(policies, meter, self.memory.clone(), self.wait_queue.clone())
+        let (memory, wait_queue) = (self.memory.clone(), self.wait_queue.clone());
+        Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone())
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.meter.stats(self.memory.now())
+        let mut stats = self.meter.stats(self.memory.now());
+        stats.dropped_events = self.reporter.as_ref().map_or(0, |reporter| reporter.dropped());
+        stats
     }
 
     /// The limit of the fast path.
@@ -295,7 +327,8 @@ impl Evaluator {
         &self,
         charges: &[ResolvedCharge<'_>],
     ) -> Result<Decision, CostError> {
-        if charges.len() > FEW || charges.iter().any(|charge| !charge.limit.enforced) {
+        let is_simple = charges.len() <= FEW && self.thresholds.is_none();
+        if !is_simple || charges.iter().any(|charge| !charge.limit.enforced) {
             let charges = charges.iter().copied().collect();
             return Ok(self.check(&Resolved::new(charges, false)?));
         }
@@ -366,12 +399,16 @@ impl Evaluator {
 
 /// Record.
 impl Evaluator {
-    /// Records a request: one event for each policy and key, whose charges are adjacent.
-    pub(super) fn record(&self, charges: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
+    /// Records a request: one event for each policy and key, whose charges are adjacent. Reports thresholds.
+    pub(super) fn record(&self, all: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
         let Evaluation { decision, outcomes, now } = evaluation;
-        self.record_outcomes(charges, outcomes, decision, *now);
+        self.record_outcomes(all, outcomes, decision, *now);
+        if let Some(watch) = &self.thresholds {
+            self.report_thresholds(watch, all, evaluation);
+        }
     }
 
+    /// [`Evaluator::record`] without thresholds.
     #[inline]
     fn record_outcomes(
         &self,
@@ -380,9 +417,7 @@ impl Evaluator {
         decision: &Decision,
         now: u64,
     ) {
-        for charges in charges
-            .chunk_by(|one, other| one.has_same_policy_and_key(other))
-        {
+        for charges in charges.chunk_by(|one, other| one.has_same_policy_and_key(other)) {
             let (own, rest) = outcomes.split_at(charges.len());
             outcomes = rest;
             self.record_policy(charges, own, decision, now);
