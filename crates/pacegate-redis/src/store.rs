@@ -3,6 +3,7 @@ mod builder;
 mod compensating;
 mod counters;
 mod releases;
+mod reservations;
 mod session;
 
 use std::{
@@ -30,7 +31,7 @@ use releases::PendingReleases;
 use session::Session;
 
 use crate::{
-    batch::PendingRequest,
+    batch::{NewReservation, PendingRequest},
     cell::{CellCharge, CellCharges, halves},
     command::{Command, Payload, UpdateCommand},
     fingerprint::Fingerprint,
@@ -115,6 +116,9 @@ impl RedisStore {
     }
 }
 
+/// The longest time for which a reservation is open, in microseconds: about a year.
+const MAX_TTL: u64 = 1 << 45;
+
 /// Maximum number of leases or permits that are returned at the same time, so that no round trip gets too long.
 const MAX_CONCURRENT_RETURNS: usize = 256;
 
@@ -136,6 +140,14 @@ impl Store for RedisStore {
 
     fn clear(&self, _: &[PolicyName]) -> Reply<'_, u64> {
         Reply::Ready(Err(counters::no_clear()))
+    }
+
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        self.inner.reserve(charges, id, ttl)
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        self.inner.settle(charges, id, actual)
     }
 
     fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
@@ -198,7 +210,7 @@ impl Inner {
             Ok(Started::Answered(outcomes)) => Reply::Ready(Ok(outcomes)),
             Ok(Started::Sent(answer)) => Reply::pending(outcomes_of(answer)),
             Ok(Started::Compensating(cells)) => {
-                let charging = self.clone().charge_compensating(cells);
+                let charging = self.clone().charge_compensating(cells, None);
                 Reply::pending(async { charging.await.map(Outcomes::from) })
             }
             Ok(Started::Opening) => {
@@ -223,7 +235,7 @@ impl Inner {
             Started::Answered(outcomes) => Ok(outcomes),
             Started::Sent(answer) => outcomes_of(answer).await,
             Started::Compensating(cells) => {
-                self.charge_compensating(cells).await.map(Outcomes::from)
+                self.charge_compensating(cells, None).await.map(Outcomes::from)
             }
             Started::Opening => Err(gone()),
         }
@@ -277,7 +289,7 @@ impl Inner {
         if !is_recorded {
             self.draw(charges, &cells);
         }
-        self.send(cells, 1, id).map(Started::Sent)
+        self.send(cells, 1, id, None).map(Started::Sent)
     }
 
     /// Answers from leases or the deny cache.
@@ -329,9 +341,9 @@ impl Inner {
         &self,
         charges: CellCharges,
         times: u64,
-        id: Option<&[u8]>,
+        reservation: Option<(u128, Duration)>,
     ) -> Result<responder::Answer, StoreError> {
-        self.send(charges, times, id)?.await.unwrap_or_else(|_| Err(gone()))
+        self.send(charges, times, None, reservation)?.await.unwrap_or_else(|_| Err(gone()))
     }
 
     fn send(
@@ -339,11 +351,17 @@ impl Inner {
         charges: CellCharges,
         times: u64,
         id: Option<&[u8]>,
+        reservation: Option<(u128, Duration)>,
     ) -> Result<responder::Reply, StoreError> {
-        let once = id.map(|id| self.common.names.answer(id, &charges));
+        let names = &self.common.names;
+        let once = id.map(|id| names.answer(id, &charges));
+        let reservation = reservation.map(|(id, ttl)| NewReservation {
+            key: names.reservation(id, &charges),
+            ttl: u64::try_from(ttl.as_micros()).map_or(MAX_TTL, |ttl| ttl.clamp(1, MAX_TTL)),
+        });
         let worker = self.session().worker(&charges[0])?;
         let (responder, reply) = Responder::new();
-        worker.send(PendingRequest { charges, times, once, responder })?;
+        worker.send(PendingRequest { charges, times, once, reservation, responder })?;
         Ok(reply)
     }
 

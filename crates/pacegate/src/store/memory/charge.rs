@@ -15,8 +15,12 @@ use super::{
 };
 use crate::{
     Limit, Outcomes,
-    algorithm::{self, Excess, Outcome},
+    algorithm::{self, Excess, Outcome, State},
+    clock::Timestamp,
 };
+
+/// One state for each slot.
+pub(super) type States = SmallVec<[State; 4]>;
 
 /// A charge whose key has been hashed.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +137,21 @@ impl MemoryStore {
         drop(locked);
         inner.sweep_times(sweep);
         (outcomes, now)
+    }
+
+    /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just after
+    /// that; of a log, its instant only.
+    pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, States, u64) {
+        let inner = self.shards();
+        let mut locked = inner.lock_all(slots);
+        let (now, sweep) = locked.start_decision(inner);
+        let outcomes = inner.charge_locked(&mut locked, slots, now);
+        let states = slots.iter().enumerate();
+        let states = states.map(|(place, slot)| locked.parts(place).0.state(slot.id, now));
+        let states = states.collect();
+        drop(locked);
+        inner.sweep_times(sweep);
+        (outcomes, states, now)
     }
 }
 
@@ -335,6 +354,15 @@ impl<'a> Locked<'a> {
 }
 
 impl Shard<'_> {
+    /// Returns the state of a key; of a log, the instant only.
+    fn state(&self, id: Identity, now: u64) -> State {
+        match self {
+            Self::Cells(table) => table.find(id).map(|place| table.state(place)),
+            Self::Logs(_) => None,
+        }
+        .unwrap_or_else(|| State::new(Timestamp::from_micros(now), 0, 0))
+    }
+
     fn shard_clock(&mut self) -> &mut ShardClock {
         match self {
             Self::Cells(table) => &mut table.shard_clock,
