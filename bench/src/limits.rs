@@ -3,9 +3,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use pacegate::{
-    Charge, Limit, Limiter, Policy, PolicyName, PolicySet, Request, policy::Condition,
-};
+use pacegate::{Charge, Limit, Limiter, Policy, PolicyName, PolicySet, Request, policy::Condition};
 
 use crate::{
     memory::live_bytes,
