@@ -46,11 +46,7 @@ pub use shared::{CheckError, SharedLimiter};
 pub use thresholds::ThresholdEvent;
 pub use wait::{Wait, WaitError};
 
-use self::{
-    evaluator::Evaluator,
-    resolve::spent,
-    wait_queue::WaitQueue,
-};
+use self::{evaluator::Evaluator, resolve::spent, wait_queue::WaitQueue};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
