@@ -47,8 +47,8 @@ async fn a_reservation_is_settled_once_with_the_units_that_were_used() {
 async fn a_cancelled_reservation_returns_everything_and_an_expired_one_nothing() {
     let server = Server::new();
     let cancel = async |reservation: &str| {
-        let reply = server.post("/v1/cancel", &json!({ "reservation": reservation }).to_string());
-        reply.await.json()["settled"].clone()
+        let body = json!({ "reservation": reservation }).to_string();
+        server.post("/v1/cancel", &body).await.json()["settled"].clone()
     };
     let reservation = reserve(&server, 80).await;
     assert_eq!([cancel(&reservation).await, cancel(&reservation).await], [true, false]);
