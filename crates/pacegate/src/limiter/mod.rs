@@ -46,11 +46,7 @@ pub use shared::{CheckError, SharedLimiter};
 pub use thresholds::ThresholdEvent;
 pub use wait::{Wait, WaitError};
 
-use self::{
-    evaluator::Evaluator,
-    resolve::{Resolved, spent},
-    wait_queue::WaitQueue,
-};
+use self::{evaluator::Evaluator, resolve::spent, wait_queue::WaitQueue};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
@@ -317,7 +313,7 @@ impl Limiter {
         if request.is_spent() && cost > 0 {
             charges = spent(charges);
         }
-        Ok(evaluator.check(&Resolved::new(charges, false)?))
+        evaluator.check_charges(&charges)
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.
