@@ -29,12 +29,13 @@ pub use limit::{Limit, LimitError, ParseLimitError};
 pub use limiter::seed_permit_ids;
 pub use limiter::{
     Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
-    Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, Wait, WaitError,
+    Plan, Reservation, ReservationId, ReservationIdError, Reserved, SharedLimiter,
+    SharedLimiterBuilder, SharedPermit, SharedReservation, ThresholdEvent, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
 pub use store::{
-    Charge, ChargeBuf, Counter, MemoryStore, MemoryUsage, Outcomes, PendingReply, Reply,
+    Charge, ChargeBuf, Claim, Counter, MemoryStore, MemoryUsage, Outcomes, PendingReply, Reply,
     ShareUsage, Store, StoreError, Task, Update,
 };

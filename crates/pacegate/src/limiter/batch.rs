@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use super::{
     combine::decide,
     evaluator::Evaluator,
-    resolve::{BoundLimit, Resolved, ResolvedCharge},
+    resolve::{BoundLimit, ResolvedCharge},
 };
 use crate::{
     Charge, CheckError, CostError, Decision, Key, KeyRef,
@@ -65,7 +65,7 @@ impl Evaluator {
         decisions.reserve(charges.len());
         let mut rest = charges;
         while let Some(first) = rest.first() {
-            let batch = rest.iter().take(BATCH).take_while(|charge| is_simple(charge)).count();
+            let batch = rest.iter().take(BATCH).take_while(|charge| self.is_simple(charge)).count();
             if batch == 0 {
                 decisions.push(self.check_charge(first).map_err(CheckError::from));
             } else {
@@ -76,11 +76,23 @@ impl Evaluator {
         }
     }
 
+    /// Returns `true` if a charge can be decided in a batch.
+    #[inline]
+    fn is_simple(&self, charge: &Charge<'_>) -> bool {
+        let has_thresholds = || {
+            let watch = self.thresholds.as_ref()?;
+            Some(watch.has_thresholds(self.policies.index_of(charge.policy)?))
+        };
+        charge.enforced
+            && charge.cost <= super::resolve::max_cost(&charge.limit, charge.max_cost)
+            && !charge.limit.algorithm().keeps_log()
+            && has_thresholds() != Some(true)
+    }
+
     /// Decides one explicit charge.
     pub(super) fn check_charge(&self, charge: &Charge<'_>) -> Result<Decision, CostError> {
         let limit = self.bind_one(charge);
-        let charges = [ResolvedCharge::of_charge(&limit, charge)].into_iter().collect();
-        Ok(self.check(&Resolved::new(charges, false)?))
+        self.check_charges(&[ResolvedCharge::of_charge(&limit, charge)])
     }
 
     /// Decides up to [`BATCH`] charges independently, and passes each decision to `push` in order.
@@ -148,12 +160,4 @@ impl Batch for ChargeBatch<'_> {
     fn with_key<R>(&self, place: usize, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
         read(self.charges[place].key)
     }
-}
-
-/// Returns `true` if a charge can be decided in a batch.
-#[inline]
-fn is_simple(charge: &Charge<'_>) -> bool {
-    charge.enforced
-        && charge.cost <= super::resolve::max_cost(&charge.limit, charge.max_cost)
-        && !charge.limit.algorithm().keeps_log()
 }

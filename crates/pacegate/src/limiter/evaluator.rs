@@ -1,13 +1,15 @@
 //! The steps that decide a request: resolve, charge, combine, record. [`Limiter`](super::Limiter) and
 //! [`SharedLimiter`](super::SharedLimiter) are handles over this.
 
-use std::{ops::Range, slice};
+use std::{ops::Range, slice, sync::Arc};
 
+use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::{
     combine::{combine, decide, event},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost},
+    thresholds::{ThresholdReporter, ThresholdWatch},
     wait_queue::WaitQueue,
 };
 use crate::{
@@ -19,7 +21,7 @@ use crate::{
     store::{
         Update,
         memory::{
-            Slot,
+            FEW, Slot,
             identity::{Identity, KeyHash},
         },
     },
@@ -36,8 +38,13 @@ pub(super) struct Evaluator {
     limits: Box<[BoundLimit]>,
     /// The limits of the only policy, if it counts every request by its key: nothing to match.
     direct: Option<Range<usize>>,
-    /// `true` if there is one direct, enforced limit with a fixed-size state: the fast path of `check`.
+    /// `true` if there is one direct, enforced limit with a fixed-size state and no thresholds: the fast path of
+    /// `check`.
     is_single: bool,
+    /// Set if threshold events have a receiver.
+    reporter: Option<Arc<ThresholdReporter>>,
+    /// Set if there is a reporter, and a policy has thresholds.
+    pub(super) thresholds: Option<Box<ThresholdWatch>>,
 }
 
 /// The result of charging a request, before it is recorded.
@@ -52,8 +59,18 @@ pub(super) struct Evaluation {
 
 impl Evaluator {
     pub(super) fn new(policies: PolicySet, memory: MemoryStore, wait_queue: WaitQueue) -> Self {
+        Self::reporting(policies, memory, wait_queue, None)
+    }
+
+    /// Creates an evaluator that reports threshold events.
+    pub(super) fn reporting(
+        policies: PolicySet,
+        memory: MemoryStore,
+        wait_queue: WaitQueue,
+        reporter: Option<Arc<ThresholdReporter>>,
+    ) -> Self {
         let meter = Meter::new(names(&policies));
-        Self::with_meter(policies, meter, memory, wait_queue)
+        Self::with_meter(policies, meter, memory, wait_queue, reporter)
     }
 
     fn with_meter(
@@ -61,6 +78,7 @@ impl Evaluator {
         meter: Meter,
         memory: MemoryStore,
         wait_queue: WaitQueue,
+        reporter: Option<Arc<ThresholdReporter>>,
     ) -> Self {
         let all = policies.policies().iter();
         memory.register(all.map(|policy| (policy.name, &*policy.domain)));
@@ -83,19 +101,34 @@ impl Evaluator {
         };
         let limits: Box<[BoundLimit]> = policies.limit_entries().iter().map(bind).collect();
         let direct = policies.direct();
+        let thresholds = ThresholdWatch::new(&policies, reporter.as_ref());
         let is_single = direct.is_some()
+            && thresholds.is_none()
             && matches!(&*limits, [limit] if limit.enforced && !limit.limit.algorithm().keeps_log());
-        Self { policies, meter, memory, wait_queue, limits, direct, is_single }
+        Self {
+            policies,
+            meter,
+            memory,
+            wait_queue,
+            limits,
+            direct,
+            is_single,
+            reporter,
+            thresholds,
+        }
     }
 
     /// Creates an evaluator for other policies on the same state and statistics.
     pub(super) fn with_policies(&self, policies: PolicySet) -> Self {
         let meter = self.meter.succeeded_by(names(&policies));
-        Self::with_meter(policies, meter, self.memory.clone(), self.wait_queue.clone())
+        let (memory, wait_queue) = (self.memory.clone(), self.wait_queue.clone());
+        Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone())
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.meter.stats(self.memory.now())
+        let mut stats = self.meter.stats(self.memory.now());
+        stats.dropped_events = self.reporter.as_ref().map_or(0, |reporter| reporter.dropped());
+        stats
     }
 
     /// The limit of the fast path.
@@ -137,11 +170,13 @@ impl Evaluator {
         cost: u64,
         permit: u128,
     ) -> ResolvedCharges<'a> {
-        let limits = plan.iter().flat_map(|matched| {
-            let limits = &self.limits[matched.entries.clone()];
-            limits.iter().map(|limit| (limit, matched.key.as_ref()))
-        });
-        limits.map(|(limit, key)| ResolvedCharge::new(limit, key, cost, permit)).collect()
+        let mut charges = ResolvedCharges::new();
+        for matched in plan {
+            for limit in &self.limits[matched.entries.clone()] {
+                charges.push(ResolvedCharge::new(limit, matched.key.as_ref(), cost, permit));
+            }
+        }
+        charges
     }
 
     /// Calls `then` with the charges of a request that is only a key.
@@ -275,22 +310,55 @@ impl Evaluator {
             single.check_cost(cost, single.excess)?;
             return Ok(self.check_single(single, key, cost));
         }
-        self.with_key(key, cost, 0, |charges| Ok(self.check(&Resolved::new(charges, false)?)))
+        if let Some(direct) = &self.direct
+            && direct.len() <= FEW
+        {
+            let mut charges = ArrayVec::<_, FEW>::new();
+            for limit in &self.limits[direct.clone()] {
+                charges.push(ResolvedCharge::new(limit, key, cost, 0));
+            }
+            return self.check_charges(&charges);
+        }
+        self.with_key(key, cost, 0, |charges| self.check_charges(&charges))
     }
 
-    /// Charges memory, all or nothing. Records nothing.
-    pub(super) fn evaluate(&self, resolved: &Resolved<'_>) -> Evaluation {
+    /// Charges a request in which no two charges share a counter.
+    pub(super) fn check_charges(
+        &self,
+        charges: &[ResolvedCharge<'_>],
+    ) -> Result<Decision, CostError> {
+        let is_simple = charges.len() <= FEW && self.thresholds.is_none();
+        if !is_simple || charges.iter().any(|charge| !charge.limit.enforced) {
+            let charges = charges.iter().copied().collect();
+            return Ok(self.check(&Resolved::new(charges, false)?));
+        }
+        charges.iter().try_for_each(ResolvedCharge::check_cost)?;
+        Ok(self.check_few(charges))
+    }
+
+    /// [`Evaluator::check`] for up to [`FEW`] enforced charges, none of which has to be merged with another.
+    fn check_few(&self, charges: &[ResolvedCharge<'_>]) -> Decision {
+        let (mut slots, mut outcomes) = (ArrayVec::<Slot<'_>, FEW>::new(), ArrayVec::new());
         let mut last: Option<(KeyRef<'_>, KeyHash)> = None;
-        let slots = resolved.sent().iter().map(|charge| {
+        for charge in charges {
             // Most limits of a request count by the same key.
             let hash = match last {
                 Some((key, hash)) if key.is_same(charge.key) => hash,
                 _ => self.memory.hash(charge.key),
             };
             last = Some((charge.key, hash));
-            charge.slot(hash)
-        });
-        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
+            slots.push(charge.slot(hash));
+        }
+        let now = self.memory.charge_few(&slots, &mut outcomes);
+        let decision = combine(charges, &outcomes, false);
+        self.record_outcomes(charges, &outcomes, &decision, now);
+        decision
+    }
+
+    /// Charges memory, all or nothing. Records nothing.
+    pub(super) fn evaluate(&self, resolved: &Resolved<'_>) -> Evaluation {
+        let slots: SmallVec<[Slot<'_>; 4]> =
+            resolved.sent().iter().map(|charge| self.slot(charge)).collect();
         let (outcomes, now) = self.memory.charge_all(&slots);
         self.conclude(resolved, outcomes, now, false)
     }
@@ -331,16 +399,28 @@ impl Evaluator {
 
 /// Record.
 impl Evaluator {
-    /// Records a request: one event for each policy and key, whose charges are adjacent.
-    pub(super) fn record(&self, charges: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
+    /// Records a request: one event for each policy and key, whose charges are adjacent. Reports thresholds.
+    pub(super) fn record(&self, all: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
         let Evaluation { decision, outcomes, now } = evaluation;
-        let mut outcomes = &**outcomes;
-        for charges in charges
-            .chunk_by(|one, other| (one.limit.policy, one.key) == (other.limit.policy, other.key))
-        {
+        self.record_outcomes(all, outcomes, decision, *now);
+        if let Some(watch) = &self.thresholds {
+            self.report_thresholds(watch, all, evaluation);
+        }
+    }
+
+    /// [`Evaluator::record`] without thresholds.
+    #[inline]
+    fn record_outcomes(
+        &self,
+        charges: &[ResolvedCharge<'_>],
+        mut outcomes: &[Outcome],
+        decision: &Decision,
+        now: u64,
+    ) {
+        for charges in charges.chunk_by(|one, other| one.has_same_policy_and_key(other)) {
             let (own, rest) = outcomes.split_at(charges.len());
             outcomes = rest;
-            self.record_policy(charges, own, decision, *now);
+            self.record_policy(charges, own, decision, now);
         }
     }
 
