@@ -78,8 +78,7 @@ fn concurrent_clients_use_exactly_what_they_settle() {
         let limit = Limit::per_day(amount).with_algorithm(algorithm).unwrap();
         two_threads().block_on(async {
             let (url, policies) = (server.url(), one_policy(limit));
-            let limiters =
-                join_all([(); 3].map(|()| limiter(&url, &clock, &policies))).await;
+            let limiters = join_all([(); 3].map(|()| limiter(&url, &clock, &policies))).await;
             let clients = (0..CLIENTS).map(|seed| client(&limiters, seed, excess, &settled));
             let admitted: Vec<u64> = join_all(clients).await.into_iter().flatten().collect();
             let used: u64 = admitted.iter().sum();
