@@ -4,6 +4,7 @@ mod compensating;
 mod counters;
 mod releases;
 mod session;
+mod up_to;
 
 use std::{
     sync::{Arc, Weak},
@@ -125,6 +126,15 @@ impl Store for RedisStore {
             None => self.inner.charge(charges, id),
             Some(state) => self.inner.charge_counters(state, charges, id),
         }
+    }
+
+    fn charge_up_to(
+        &self,
+        charges: &[Charge<'_>],
+        most: u64,
+        id: Option<&[u8]>,
+    ) -> Reply<'_, (u64, Outcomes)> {
+        self.inner.charge_up_to(charges, most, id)
     }
 
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
@@ -327,7 +337,7 @@ impl Inner {
         times: u64,
         id: Option<&[u8]>,
     ) -> Result<responder::Reply, StoreError> {
-        let once = id.map(|id| self.common.names.answer(id, &charges));
+        let once = id.map(|id| self.common.names.answer(id, &charges, times));
         let worker = self.session().worker(&charges[0])?;
         let (responder, reply) = Responder::new();
         worker.send(PendingRequest { charges, times, once, responder })?;

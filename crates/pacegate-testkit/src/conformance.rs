@@ -5,7 +5,7 @@ use pacegate::{
     algorithm::Outcome,
 };
 
-use crate::{History, Model, Op, Random, rates};
+use crate::{History, Model, Op, Random, rates, up_to};
 
 /// A store under test, with control over its clock.
 pub trait Subject: Sync {
@@ -26,6 +26,11 @@ pub trait Subject: Sync {
 
     /// Returns `true` if the store can record charges that do not fit. Default: it can.
     fn supports_excess(&self) -> bool {
+        true
+    }
+
+    /// Returns `true` if the store supports [`Store::charge_up_to`]. Default: it does.
+    fn supports_up_to(&self) -> bool {
         true
     }
 
@@ -51,6 +56,9 @@ pub fn conformance(subject: &impl Subject, histories: u64) {
     }
     rejects_unsupported_updates(subject);
     all_or_nothing(subject, histories.min(500));
+    if subject.supports_up_to() {
+        up_to::all_limits_grant_the_same(subject, histories.min(500));
+    }
     keys_are_apart(subject);
     rates::counters_are_apart(subject, histories.min(500));
     if algorithms.contains(&Algorithm::TokenBucket) {
@@ -76,6 +84,7 @@ pub fn follow_histories(subject: &impl Subject, algorithm: Algorithm, seeds: Ran
             Op::Release(_) => subject.supports_update(Update::Release),
             Op::Renew(_) => subject.supports_update(Update::Renew),
             Op::Record(..) => subject.supports_excess(),
+            Op::UpTo(_) => subject.supports_up_to(),
             Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
         });
         follow(subject, &history);
@@ -141,18 +150,24 @@ fn follow(subject: &impl Subject, history: &History) {
                 subject.set_time(now);
             }
             Op::SetLimit(other) => limit = other,
-            Op::Charge(..) | Op::Record(..) => {
-                let charged = match *op {
-                    Op::Record(cost, excess) => Call::Record(cost, excess),
-                    Op::Charge(cost, permit) => Call::Charge(cost.min(limit.capacity()), permit),
+            Op::Charge(..) | Op::Record(..) | Op::UpTo(_) => {
+                let (units, outcome) = match *op {
+                    Op::Record(cost, excess) => {
+                        (None, call(subject, &name, limit, Call::Record(cost, excess)))
+                    }
+                    Op::Charge(cost, permit) => {
+                        let cost = cost.min(limit.capacity());
+                        (None, call(subject, &name, limit, Call::Charge(cost, permit)))
+                    }
+                    Op::UpTo(most) => call_up_to(subject, &name, limit, most.min(limit.capacity())),
                     _ => continue,
                 };
-                let outcome = call(subject, &name, limit, charged);
                 let expected = expected.next().expect("a model result for every charge");
                 assert!(
-                    outcome.as_ref().is_some_and(|outcome| expected.is(outcome)),
+                    outcome.as_ref().is_some_and(|outcome| expected.1.is(outcome))
+                        && units == expected.0,
                     "seed {} step {step} of {:?} ({op:?} at {now:?} under {limit}): \
-                     expected {expected:?}, got {outcome:?}",
+                     expected {expected:?}, got {units:?} {outcome:?}",
                     history.seed,
                     history,
                 );
@@ -208,6 +223,20 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
             None
         })
     })
+}
+
+/// Charges up to `most` units to one key. Returns their number and the outcome.
+fn call_up_to(
+    subject: &impl Subject,
+    key: &str,
+    limit: Limit,
+    most: u64,
+) -> (Option<u64>, Option<Outcome>) {
+    let policy = "conformance".parse().expect("a name");
+    let charge = Charge::new(policy, key, limit).counter(Counter::Policy);
+    let answer = async { subject.store().charge_up_to(&[charge], most, None).await };
+    let (units, outcomes) = work(subject.block_on(answer));
+    (Some(units), outcomes.first().copied())
 }
 
 /// Charges one request.

@@ -24,6 +24,8 @@ pub enum Op {
     Pass(u64),
     /// Charges units, with this permit (0 without permits).
     Charge(u64, u64),
+    /// Charges as many units as there are, up to this number.
+    UpTo(u64),
     /// Charges units, and records them even if they do not fit.
     Record(u64, Excess),
     /// Refunds units.
@@ -67,8 +69,8 @@ impl History {
         Self { seed, limit, start: Timestamp::from_micros(start), ops }
     }
 
-    /// Returns the model's result of every charge, in order.
-    pub fn answers(&self) -> Vec<Answer> {
+    /// Returns the model's result of every charge, in order. For [`Op::UpTo`] with the units that were charged.
+    pub fn answers(&self) -> Vec<(Option<u64>, Answer)> {
         let (mut model, mut now) = (Model::new(self.limit), self.start.as_micros());
         let mut answers = Vec::new();
         for op in &self.ops {
@@ -77,9 +79,14 @@ impl History {
                 Op::Charge(cost, permit) => {
                     // The limit may have been lowered below the cost since the cost was drawn.
                     let cost = cost.min(model.limit().capacity());
-                    answers.push(model.charge(now, cost, permit));
+                    answers.push((None, model.charge(now, cost, permit)));
                 }
-                Op::Record(cost, excess) => answers.push(model.record(now, cost, excess)),
+                Op::UpTo(most) => {
+                    let (units, answer) =
+                        model.charge_up_to(now, most.min(model.limit().capacity()));
+                    answers.push((Some(units), answer));
+                }
+                Op::Record(cost, excess) => answers.push((None, model.record(now, cost, excess))),
                 Op::Refund(cost) => model.refund(now, cost),
                 Op::Reset => model.reset(),
                 Op::SetLimit(limit) => model.set_limit(limit),
@@ -125,6 +132,7 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
         33..35 => Op::Refund(random_cost(random, 2 * limit.capacity())),
         35 => Op::Reset,
         36 => Op::SetLimit(changed(random, limit)),
+        37..39 if !concurrency => Op::UpTo(random_cost(random, limit.capacity()).max(1)),
         _ if concurrency && random.one_in(2) => Op::Release(random.between(1, *held)),
         _ if concurrency => Op::Renew(random.between(1, *held)),
         _ => Op::Charge(1, 0),

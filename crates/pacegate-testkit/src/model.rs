@@ -64,6 +64,13 @@ impl Model {
         self.answer(now, retry_after)
     }
 
+    /// Charges the highest cost up to `most` that fits at `now`. Returns it, and the result of that charge; of one unit
+    /// if nothing fits.
+    pub fn charge_up_to(&mut self, now: u64, most: u64) -> (u64, Answer) {
+        let units = (1..=most).rev().find(|&cost| self.fits(now, cost)).unwrap_or(0);
+        (units, self.charge(now, units.max(1), 0))
+    }
+
     /// Charges `cost` at `now`, even if it does not fit. If it does not, the retry time is that of one more unit. If
     /// the excess is only counted, the remaining units are those before the charge.
     pub fn record(&mut self, now: u64, cost: u64, excess: Excess) -> Answer {

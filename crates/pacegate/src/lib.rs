@@ -25,8 +25,8 @@ pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
 pub use limiter::{
-    Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
-    Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, Wait, WaitError,
+    Admission, BatchDecision, BuildError, Charges, CheckError, Grant, Limiter, LimiterBuilder,
+    Permit, Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};

@@ -15,4 +15,5 @@ mod faults;
 mod kit;
 mod layouts;
 mod others;
+mod up_to;
 mod workers;

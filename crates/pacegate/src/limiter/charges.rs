@@ -44,7 +44,7 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Charges<'a, L> {
-    shared: &'a SharedLimiter,
+    pub(super) shared: &'a SharedLimiter,
     /// The calls of a [`Limiter`] are synchronous.
     handle: PhantomData<&'a L>,
 }
@@ -188,7 +188,7 @@ impl<'a, L> Charges<'a, L> {
         Self { shared, handle: PhantomData }
     }
 
-    fn evaluator(self) -> &'a Evaluator {
+    pub(super) fn evaluator(self) -> &'a Evaluator {
         &self.shared.evaluator
     }
 

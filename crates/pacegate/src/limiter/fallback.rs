@@ -7,7 +7,7 @@ use super::{
     resolve::{Resolved, ResolvedCharge},
 };
 use crate::{
-    Excess, Limit,
+    Excess, Limit, Outcomes,
     algorithm::{NEVER, Outcome},
     policy::FailureMode,
     store::memory::Slot,
@@ -16,6 +16,15 @@ use crate::{
 impl Evaluator {
     /// Decides a request by the failure modes of its limits, all or nothing. Records nothing.
     pub(super) fn evaluate_fallback(&self, resolved: &Resolved<'_>) -> Evaluation {
+        self.evaluate_fallback_with(resolved, |slots| self.memory.charge_all(slots))
+    }
+
+    /// [`Evaluator::evaluate_fallback`] with another function that charges memory.
+    pub(super) fn evaluate_fallback_with(
+        &self,
+        resolved: &Resolved<'_>,
+        charge: impl FnOnce(&[Slot<'_>]) -> (Outcomes, u64),
+    ) -> Evaluation {
         let sent = resolved.sent();
         let shares: SmallVec<[Option<Limit>; 4]> = sent.iter().map(local_share).collect();
         let counted = sent.iter().zip(&shares).filter_map(|(charge, share)| {
@@ -23,7 +32,7 @@ impl Evaluator {
             Some(Slot { limit, excess: local_excess(slot.excess, limit), ..slot })
         });
         let counted: SmallVec<[Slot<'_>; 4]> = counted.collect();
-        let (charged, now) = self.memory.charge_all(&counted);
+        let (charged, now) = charge(&counted);
         let mut charged = charged.iter();
         let outcomes = sent.iter().zip(&shares).map(|(charge, share)| {
             let charged = share.and_then(|_| charged.next());

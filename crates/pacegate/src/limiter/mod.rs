@@ -16,6 +16,7 @@ mod permit;
 mod permit_id;
 mod resolve;
 mod shared;
+mod up_to;
 mod wait;
 mod wait_queue;
 
@@ -36,6 +37,7 @@ pub use charges::{BatchDecision, Charges, Plan};
 pub use permit::{Admission, Permit, SharedPermit};
 pub(crate) use permit_id::new_permit_id;
 pub use shared::{CheckError, SharedLimiter};
+pub use up_to::Grant;
 pub use wait::{Wait, WaitError};
 
 use self::{
@@ -67,6 +69,7 @@ use self::{
 /// | call | use it to |
 /// |---|---|
 /// | [`check`](Self::check), [`check_cost`](Self::check_cost) | decide one key now |
+/// | [`check_up_to`](Self::check_up_to) | take as many units as there are, up to a number |
 /// | [`check_many`](Self::check_many) | decide many keys that are independent of each other |
 /// | [`check_request`](Self::check_request) | decide by policies that match attributes of the request |
 /// | [`check_with`](Self::check_with) | decide by a limit that is known only at the call, such as that of a plan |

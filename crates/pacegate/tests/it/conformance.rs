@@ -82,6 +82,10 @@ impl Subject for Partial {
     fn supports_update(&self, update: Update) -> bool {
         update == Update::Reset
     }
+
+    fn supports_up_to(&self) -> bool {
+        false
+    }
 }
 
 #[test]

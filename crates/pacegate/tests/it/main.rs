@@ -19,6 +19,7 @@ mod rates;
 mod shared;
 mod shares;
 mod stats;
+mod up_to;
 mod waiting;
 
 use pacegate::{Algorithm, Limit, Limiter, ManualClock};
