@@ -6,7 +6,7 @@ mod general;
 use std::{net::IpAddr, sync::Arc};
 
 use futures_util::future::join_all;
-use pacegate::{Charge, CheckError, Decision, PolicyName};
+use pacegate::{Charge, CheckError, Decision, Grant, PolicyName};
 use smallvec::SmallVec;
 
 use super::{
@@ -178,9 +178,14 @@ impl RespSession {
             return Err(CommandError::Http);
         }
         if words[0].eq_ignore_ascii_case(b"PACEGATE.CHECK") {
-            let check = self.check(&words[1..], revision, Scope::Check)?;
-            if !pending.charges.is_empty() {
+            let query = Query::read(&words[1..], &revision.settings.bounds)?;
+            let up_to = query.up_to;
+            let check = self.permitted(query, revision, Scope::Check)?;
+            if up_to || !pending.charges.is_empty() {
                 self.flush(engine, pending).await;
+            }
+            if up_to {
+                return self.grant(engine, &check).await;
             }
             pending.checks.push(check);
             return Ok(());
@@ -259,11 +264,19 @@ impl RespSession {
             let checks = std::mem::take(&mut pending.checks);
             for decision in decide(engine, &checks).await {
                 match self.count_degraded(decision) {
-                    Ok(decision) => query::write(&decision, &mut self.replies),
+                    Ok(decision) => query::write(&decision, None, &mut self.replies),
                     Err(error) => self.fail(&error),
                 }
             }
         }
+    }
+
+    /// Takes as many units as there are, up to the cost of a check.
+    async fn grant(&mut self, engine: &Engine, check: &Check<'_>) -> Result<(), CommandError> {
+        let Grant { units, decision } = check.decide_up_to(engine).await?;
+        let decision = self.count_degraded(Ok(decision))?;
+        query::write(&decision, Some(units), &mut self.replies);
+        Ok(())
     }
 
     fn count_degraded(
@@ -287,7 +300,7 @@ impl RespSession {
             let query = Query::read(&words[1..], &revision.settings.bounds)?.peeking();
             let check = self.permitted(query, revision, Scope::Check)?;
             let decision = check.decide(&revision.engine).await;
-            query::write(&self.count_degraded(decision)?, &mut self.replies);
+            query::write(&self.count_degraded(decision)?, None, &mut self.replies);
         } else if is("PACEGATE.EXPLAIN") {
             let check = self.check(&words[1..], revision, Scope::Check)?;
             self.replies.bulk(explanation(revision, &check).await?);
