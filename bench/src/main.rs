@@ -8,6 +8,7 @@
 //! undisturbed, and so is the median over the rounds.
 
 mod http;
+mod limits;
 mod machine;
 mod memory;
 mod redis;
@@ -20,10 +21,14 @@ mod traffic;
 use std::borrow::Cow;
 
 use report::Row;
+use traffic::{Keys, Zipf};
 
 fn main() -> std::io::Result<()> {
     let has = |word: &str| std::env::args().any(|argument| argument == word);
     let quick = has("--quick");
+    // `--only NAME`: the cases of `engine` and `redis` whose names contain NAME.
+    let mut words = std::env::args().skip_while(|word| word != "--only").skip(1);
+    let only = words.next().unwrap_or_default();
     if let Some(subject) = http::asked_to_serve() {
         return http::serve(&subject);
     }
@@ -36,8 +41,6 @@ fn main() -> std::io::Result<()> {
         return report::write(&rows, std::path::Path::new("target/bench/http.json"));
     }
     if has("redis") {
-        let mut words = std::env::args().skip_while(|word| word != "--case").skip(1);
-        let only = words.next().unwrap_or_default();
         let rows = redis::rows(if quick { 3 } else { 11 }, &only);
         report::print(&rows);
         return report::write(&rows, std::path::Path::new("target/bench/redis.json"));
@@ -53,13 +56,23 @@ fn main() -> std::io::Result<()> {
         report::print(&machine::loads(rounds));
         return Ok(());
     }
-    let mut rows = Vec::new();
-    rows.extend(speed::over_admitted());
-    rows.extend(speed::checks(rounds));
-    rows.extend(memory::bytes_per_key());
+    let cases = ENGINE.iter().filter(|(name, _)| name.contains(&only));
+    let rows: Vec<_> = cases.flat_map(|(_, measure)| measure(rounds)).collect();
     report::print(&rows);
     report::write(&rows, std::path::Path::new("target/bench/engine.json"))
 }
+
+/// The cases of the engine by name, each as a function of the number of rounds.
+const ENGINE: [(&str, fn(usize) -> Vec<Row>); 8] = [
+    ("over-admitted", |_| speed::over_admitted()),
+    ("hot key", |rounds| speed::checks("hot key", &Keys::One, rounds)),
+    ("10k uniform", |rounds| speed::checks("10k uniform", &Keys::Uniform(10_000), rounds)),
+    ("1M zipf", |rounds| speed::checks("1M zipf", &Keys::Zipf(Zipf::new(1_000_000)), rounds)),
+    ("limits", limits::limits),
+    ("policies", limits::policies),
+    ("empty limiter", limits::empty_limiter),
+    ("memory", |_| memory::bytes_per_key()),
+];
 
 /// Creates a row: one metric of one subject in one case, over all rounds.
 fn row(

@@ -18,18 +18,18 @@ pub fn bytes_per_key() -> Vec<Row> {
     let period = Duration::from_secs(2);
     let mut rows = Vec::new();
     for make in ALL {
-        let before = LIVE.load(Ordering::Relaxed);
+        let before = live_bytes();
         let subject = make(1_000, Duration::from_secs(3_600));
         let name = subject.name();
         eprintln!("one million keys: {name}");
         (0..KEYS).for_each(|n| {
             std::hint::black_box(subject.check(&key(n)));
         });
-        let held = LIVE.load(Ordering::Relaxed).saturating_sub(before);
+        let held = live_bytes().saturating_sub(before);
         rows.push(row("1M keys", name, "bytes per key", vec![held as f64 / KEYS as f64]));
         drop(subject);
 
-        let before = LIVE.load(Ordering::Relaxed);
+        let before = live_bytes();
         let subject = make(1_000, period);
         (0..KEYS).for_each(|n| {
             std::hint::black_box(subject.check(&key(n)));
@@ -37,10 +37,15 @@ pub fn bytes_per_key() -> Vec<Row> {
         std::thread::sleep(2 * period + Duration::from_millis(200));
         subject.check(&key(0));
         subject.reclaim();
-        let held = LIVE.load(Ordering::Relaxed).saturating_sub(before);
+        let held = live_bytes().saturating_sub(before);
         rows.push(row("1M keys, expired", name, "bytes per key", vec![held as f64 / KEYS as f64]));
     }
     rows
+}
+
+/// Returns the number of bytes that are allocated.
+pub fn live_bytes() -> usize {
+    LIVE.load(Ordering::Relaxed)
 }
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);

@@ -9,16 +9,61 @@ use std::{
 use crate::{
     report::Row,
     row,
-    subjects::{ALL, Subject},
-    traffic::{Keys, Random, Zipf, key},
+    subjects::{ALL, Floor, Subject},
+    traffic::{Keys, Random, key},
 };
 
-const HOUR: Duration = Duration::from_secs(3_600);
+pub const HOUR: Duration = Duration::from_secs(3_600);
 /// Large enough that nothing is denied during a measurement.
-const PLENTY: u32 = 1_000_000_000;
+pub const PLENTY: u32 = 1_000_000_000;
 const BATCH: usize = 16;
-/// Slices per subject and round.
+/// Slices per candidate and round.
 const SLICES: usize = 20;
+/// The number of checks per slice, which take a few hundred microseconds.
+pub const SLICE: usize = 2_048;
+/// The subjects that are measured with more threads than CPUs, too.
+const FASTEST: [&str; 3] = ["pacegate", "governor foldhash", "floor"];
+
+/// Targets of issue 19: a plain check compared with the floor and with governor, and a batch compared with
+/// single calls.
+const MAX_OF_FLOOR: f64 = 1.5;
+const MAX_OF_GOVERNOR: f64 = 0.9;
+const MAX_OF_SINGLE: f64 = 1.0;
+const MAX_OF_SINGLE_ZIPF: f64 = 1.0 / 1.8;
+
+/// One way to decide a list of keys.
+pub struct Candidate<'a> {
+    pub name: String,
+    pub slice: usize,
+    pub check: Box<dyn Fn(&[String]) + Sync + 'a>,
+    /// The target: its maximum time, relative to the first candidate.
+    pub bar: Option<f64>,
+}
+
+impl<'a> Candidate<'a> {
+    pub fn new(name: &str, check: impl Fn(&[String]) + Sync + 'a) -> Self {
+        Self { name: name.to_owned(), slice: SLICE, check: Box::new(check), bar: None }
+    }
+
+    /// Checks the keys of a subject one by one.
+    fn single(subject: &'a dyn Subject) -> Self {
+        let check = |keys: &[String]| {
+            keys.iter().for_each(|key| {
+                black_box(subject.check(key));
+            });
+        };
+        Self { slice: subject.slice(), ..Self::new(subject.name(), check) }
+    }
+
+    /// Checks the keys of a subject in batches.
+    fn batches(subject: &'a dyn Subject) -> Self {
+        Self::new(subject.name(), |keys: &[String]| {
+            keys.chunks(BATCH).for_each(|keys| {
+                black_box(subject.check_many(keys));
+            });
+        })
+    }
+}
 
 /// Two threads make 1,000 requests each for a key with a limit of 100. Reports the worst of 20 new keys.
 pub fn over_admitted() -> Vec<Row> {
@@ -41,87 +86,105 @@ pub fn over_admitted() -> Vec<Row> {
         .collect()
 }
 
-/// Measures nanoseconds per check for every case, number of threads and subject.
-pub fn checks(rounds: usize) -> Vec<Row> {
+/// Measures nanoseconds per check for every number of threads and subject, singly and in batches.
+pub fn checks(case: &str, keys: &Keys, rounds: usize) -> Vec<Row> {
+    let mut subjects: Vec<_> = ALL.iter().map(|make| make(PLENTY, HOUR)).collect();
+    subjects.push(Box::new(Floor::new(keys.count())));
+    for subject in &subjects {
+        (0..keys.count()).for_each(|n| {
+            black_box(subject.check(&key(n)));
+        });
+    }
     let mut rows = Vec::new();
-    for (case, keys) in [
-        ("hot key", Keys::One),
-        ("10k uniform", Keys::Uniform(10_000)),
-        ("1M zipf", Keys::Zipf(Zipf::new(1_000_000))),
-    ] {
-        let subjects: Vec<_> = ALL.iter().map(|make| make(PLENTY, HOUR)).collect();
-        for subject in &subjects {
-            (0..keys.count()).for_each(|n| {
-                black_box(subject.check(&key(n)));
-            });
-        }
-        for threads in [1, 2] {
-            eprintln!("{case}, {threads} threads, {rounds} rounds");
-            let singly = interleave(&subjects, rounds, |subject, round| {
-                slices(subject, &keys, threads, round, &|slice| {
-                    slice.iter().for_each(|key| {
-                        black_box(subject.check(key));
-                    });
-                })
-            });
-            rows.extend(name(&format!("{case} {threads}t"), &subjects, singly));
-            let batched = interleave(&subjects, rounds, |subject, round| {
-                subject.has_batches().then(|| ())?;
-                slices(subject, &keys, threads, round, &|slice| {
-                    slice.chunks(BATCH).for_each(|keys| {
-                        black_box(subject.check_many(keys));
-                    });
-                })
-            });
-            rows.extend(name(&format!("{case} {threads}t batch"), &subjects, batched));
-        }
+    for threads in [1, 2, 4, 8] {
+        eprintln!("{case}, {threads} threads, {rounds} rounds");
+        let measured = || {
+            let subjects = subjects.iter().map(|subject| &**subject);
+            subjects.filter(|subject| threads <= 2 || FASTEST.contains(&subject.name()))
+        };
+        let mut candidates: Vec<_> = measured().map(Candidate::single).collect();
+        let singles = candidates.len();
+        let with_batches = measured().filter(|subject| subject.has_batches());
+        candidates.extend(with_batches.map(Candidate::batches));
+        let times = measure(&candidates, keys, threads, rounds);
+        let name = format!("{case} {threads}t");
+        let batch = format!("{name} batch");
+        rows.extend(report(&name, &candidates[..singles], &times[..singles]));
+        rows.extend(report(&batch, &candidates[singles..], &times[singles..]));
+        rows.extend(bars(&name, &candidates[..singles], &times[..singles]));
+        let is_zipf = matches!(keys, Keys::Zipf(_));
+        let bar = if is_zipf && threads == 1 { MAX_OF_SINGLE_ZIPF } else { MAX_OF_SINGLE };
+        let metric = "time, relative to single calls";
+        rows.push(ratio(&batch, "pacegate", metric, &times[singles], &times[0], Some(bar)));
     }
     rows
 }
 
-/// Measures every subject once per round, starting with the next one each time.
-fn interleave(
-    subjects: &[Box<dyn Subject>],
+/// Compares a plain check of Pacegate, the first candidate, with the floor and with the fastest variant of governor.
+fn bars(case: &str, candidates: &[Candidate<'_>], times: &[Vec<f64>]) -> Vec<Row> {
+    let of = |prefix: &str| -> Vec<f64> {
+        let named = candidates.iter().zip(times).filter(|(one, _)| one.name.starts_with(prefix));
+        let named: Vec<_> = named.map(|(_, times)| times).collect();
+        (0..times[0].len())
+            .map(|round| named.iter().map(|times| times[round]).fold(f64::INFINITY, f64::min))
+            .collect()
+    };
+    [
+        ("time, relative to the floor", "floor", MAX_OF_FLOOR),
+        ("time, relative to governor's best", "governor", MAX_OF_GOVERNOR),
+    ]
+    .map(|(metric, prefix, bar)| {
+        ratio(case, "pacegate", metric, &times[0], &of(prefix), Some(bar))
+    })
+    .into()
+}
+
+/// Measures nanoseconds per check of every candidate once per round, starting with the next one each time.
+pub fn measure(
+    candidates: &[Candidate<'_>],
+    keys: &Keys,
+    threads: usize,
     rounds: usize,
-    ask: impl Fn(&dyn Subject, usize) -> Option<f64>,
 ) -> Vec<Vec<f64>> {
-    let mut times = vec![Vec::new(); subjects.len()];
+    let mut times = vec![Vec::new(); candidates.len()];
     for round in 0..rounds {
-        for turn in 0..subjects.len() {
-            let which = (round + turn) % subjects.len();
-            times[which].extend(ask(&*subjects[which], round));
+        for turn in 0..candidates.len() {
+            let which = (round + turn) % candidates.len();
+            times[which].push(slices(&candidates[which], keys, threads, round));
         }
     }
     times
 }
 
-/// Returns for each subject its times, and their ratios to Pacegate: compared per round, so that a
-/// disturbance of a whole round affects both.
-fn name(case: &str, subjects: &[Box<dyn Subject>], times: Vec<Vec<f64>>) -> Vec<Row> {
-    let ours = times[0].clone();
-    subjects
-        .iter()
-        .zip(times)
-        .filter(|(_, times)| !times.is_empty())
-        .flat_map(|(subject, times)| {
-            let ratios = times.iter().zip(&ours).map(|(time, ours)| time / ours).collect();
-            [
-                row(case, subject.name(), "ns per check", times),
-                row(case, subject.name(), "time, relative to pacegate", ratios),
-            ]
-        })
-        .collect()
+/// Returns for each candidate its times, and their ratios to the first one.
+fn report(case: &str, candidates: &[Candidate<'_>], times: &[Vec<f64>]) -> Vec<Row> {
+    let rows = candidates.iter().zip(times).flat_map(|(candidate, own)| {
+        let metric = "time, relative to pacegate";
+        [
+            row(case, &candidate.name, "ns per check", own.clone()),
+            ratio(case, &candidate.name, metric, own, &times[0], None),
+        ]
+    });
+    rows.collect()
+}
+
+/// Compares two times round by round, so that a disturbance of a whole round affects both.
+pub fn ratio(
+    case: &str,
+    subject: &str,
+    metric: &'static str,
+    times: &[f64],
+    others: &[f64],
+    bar: Option<f64>,
+) -> Row {
+    let ratios = times.iter().zip(others).map(|(time, other)| time / other).collect();
+    Row { bar, ..row(case, subject, metric, ratios) }
 }
 
 /// Measures nanoseconds per check and thread: the median of several slices. The keys of a slice are created
 /// just before it is measured, so they are in the cache, like the key of a request that was just read.
-fn slices(
-    subject: &dyn Subject,
-    keys: &Keys,
-    threads: usize,
-    round: usize,
-    ask: &(dyn Fn(&[String]) + Sync),
-) -> Option<f64> {
+fn slices(candidate: &Candidate<'_>, keys: &Keys, threads: usize, round: usize) -> f64 {
+    let Candidate { slice, ref check, .. } = *candidate;
     let barrier = Barrier::new(threads);
     let mut times: Vec<f64> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
@@ -129,7 +192,6 @@ fn slices(
                 let barrier = &barrier;
                 scope.spawn(move || {
                     let mut random = Random::new((1 + round * 64 + thread) as u64);
-                    let slice = subject.slice();
                     let drawn: Vec<_> =
                         (0..SLICES * slice).map(|_| keys.draw(&mut random)).collect();
                     drawn
@@ -138,7 +200,7 @@ fn slices(
                             let keys: Vec<_> = drawn.iter().map(|&n| key(n)).collect();
                             barrier.wait();
                             let start = Instant::now();
-                            ask(&keys);
+                            check(&keys);
                             start.elapsed().as_nanos() as f64 / slice as f64
                         })
                         .collect::<Vec<_>>()
@@ -148,5 +210,5 @@ fn slices(
         workers.into_iter().flat_map(|worker| worker.join().expect("no panic")).collect()
     });
     times.sort_by(f64::total_cmp);
-    Some(times[times.len() / 2])
+    times[times.len() / 2]
 }

@@ -2,7 +2,9 @@
 
 use std::{
     cell::RefCell,
+    hash::{BuildHasher, Hasher},
     num::NonZeroU32,
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
 
@@ -11,7 +13,7 @@ use governor::{
     clock::QuantaClock,
     state::keyed::{DashMapStateStore, HashMapStateStore},
 };
-use pacegate::{Decision, Limit, Limiter};
+use pacegate::{Clock, Decision, Limit, Limiter, SystemClock};
 use parking_lot::Mutex;
 use throttlecrab::PeriodicStore;
 
@@ -32,7 +34,7 @@ pub trait Subject: Sync {
 
     /// Returns the number of checks that take a few hundred microseconds.
     fn slice(&self) -> usize {
-        2_048
+        crate::speed::SLICE
     }
 
     fn has_batches(&self) -> bool {
@@ -68,7 +70,7 @@ pub const ALL: [Make; 8] = [
     },
 ];
 
-fn limit(amount: u32, period: Duration) -> Limit {
+pub fn limit(amount: u32, period: Duration) -> Limit {
     Limit::new(amount.into(), period).expect("valid limit")
 }
 
@@ -214,5 +216,66 @@ impl Subject for Pingora {
 
     fn check(&self, key: &String) -> bool {
         self.rate.observe(key, 1) <= self.amount
+    }
+}
+
+/// The least that a check can do: read the clock, hash the key to 64 bits, and change one word with one atomic
+/// exchange, in a table that never grows and never removes a key.
+pub struct Floor {
+    hasher: foldhash::fast::RandomState,
+    /// The hash of a key, or 0, and its state: the window in the high half, the used units in the low half.
+    cells: Box<[[AtomicU64; 2]]>,
+}
+
+impl Floor {
+    /// The length of a window, as a power of two in microseconds: about an hour.
+    const WINDOW_BITS: u32 = 32;
+
+    pub fn new(keys: u64) -> Self {
+        let cells = (0..(2 * keys).next_power_of_two()).map(|_| Default::default()).collect();
+        Self { hasher: Default::default(), cells }
+    }
+
+    /// Returns the state of a key, which is added if it is new.
+    fn state(&self, hash: u64) -> &AtomicU64 {
+        let mut place = hash as usize;
+        loop {
+            let [id, state] = &self.cells[place & (self.cells.len() - 1)];
+            let found = match id.load(Ordering::Relaxed) {
+                0 => id
+                    .compare_exchange(0, hash, Ordering::Relaxed, Ordering::Relaxed)
+                    .map_or_else(|other| other, |_| hash),
+                found => found,
+            };
+            if found == hash {
+                return state;
+            }
+            place += 1;
+        }
+    }
+}
+
+impl Subject for Floor {
+    fn name(&self) -> &'static str {
+        "floor"
+    }
+
+    fn check(&self, key: &String) -> bool {
+        let window = SystemClock::new().now().as_micros() >> Self::WINDOW_BITS;
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key.as_bytes());
+        let state = self.state(hasher.finish() | 1);
+        let mut old = state.load(Ordering::Relaxed);
+        loop {
+            let used = if old >> 32 == window { old & u64::from(u32::MAX) } else { 0 };
+            if used >= u64::from(crate::speed::PLENTY) {
+                return false;
+            }
+            let new = window << 32 | (used + 1);
+            match state.compare_exchange_weak(old, new, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(other) => old = other,
+            }
+        }
     }
 }

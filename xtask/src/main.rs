@@ -11,6 +11,7 @@ mod portable;
 mod recipes;
 mod screen;
 mod servers;
+mod simulate_faults;
 mod site;
 mod test;
 mod tidy;
@@ -29,7 +30,8 @@ usage: cargo xtask <task>
   test [--long]           run all tests, then tidy; --long tries a million random histories
   bench engine [--quick]  compare the engine with other libraries
   bench redis [--quick]   compare the Redis store with other approaches, on Redis and Valkey
-  bench redis --case NAME only the cases whose names contain NAME
+  bench engine|redis [--quick] --only NAME
+                          only the cases whose names contain NAME
   bench service [--quick] compare the server with other servers
   bench http [--quick]    compare the middleware with others
   bench machine           measure a memory load, a lock and a clock read on this machine
@@ -43,6 +45,8 @@ usage: cargo xtask <task>
                           test the clients and run docs/recipes and docs/migrate [default: builds the server]
   screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
   servers                 install missing programs that the tests need
+  simulate-faults [--seed N [--trace] | --seeds A..B | --seconds N]
+                          simulate faults of Redis, the network and clocks [default: for 10 seconds]
   site                    build the documentation as a website in target/site/html, and test it
   tidy                    check the project rules";
 
@@ -66,7 +70,12 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["bench", what @ ("engine" | "http" | "redis" | "service"), "--quick"] => {
             bench::run(&[what, "--quick"])
         }
-        ["bench", "redis", "--case", name] => bench::run(&["redis", "--case", name]),
+        ["bench", what @ ("engine" | "redis"), "--only", name] => {
+            bench::run(&[what, "--only", name])
+        }
+        ["bench", what @ ("engine" | "redis"), "--quick", "--only", name] => {
+            bench::run(&[what, "--quick", "--only", name])
+        }
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", pacegate] => agree::run_with(pacegate),
         ["charts"] => charts::run(),
@@ -86,6 +95,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         }
         ["screen", file] => screen::run(Path::new(file)),
         ["servers"] => servers::run(),
+        ["simulate-faults", ref options @ ..] => simulate_faults::run(options),
         ["site"] => site::run(),
         ["portable"] => portable::run(),
         ["tidy"] => tidy::run(),

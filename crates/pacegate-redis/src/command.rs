@@ -14,8 +14,9 @@ use crate::{
     replay::Snapshot,
     responder::{Answer, Responder},
     script::{Scripts, Source},
+    settlement::{self, Settlement},
     store::BlocksCommand,
-    wire::{Action, Program, ScriptParams, encode_update},
+    wire::{Action, Program, ScriptParams, encode_settlements, encode_update},
 };
 
 /// A command for one server.
@@ -34,6 +35,7 @@ pub(crate) struct Command {
 pub(crate) enum Payload {
     Charges(Batch),
     Update(UpdateCommand),
+    Settlements(Vec<Settlement>),
     Counter(CounterBatch),
     Blocks(BlocksCommand),
 }
@@ -84,6 +86,10 @@ impl Command {
                 let parts = batch.split().into_iter();
                 parts.map(|part| Self { payload: Payload::Charges(part), ..self }).collect()
             }
+            Payload::Settlements(settlements) => {
+                let parts = settlements.into_iter().map(|part| Payload::Settlements(vec![part]));
+                parts.map(|payload| Self { payload, ..self }).collect()
+            }
             payload => vec![Self { payload, ..self }],
         }
     }
@@ -96,6 +102,10 @@ impl Command {
             Payload::Update(update) => {
                 Payload::Update(update.responder.is_awaited().then_some(update)?)
             }
+            Payload::Settlements(mut settlements) => {
+                settlements.retain(|settlement| settlement.responder.is_awaited());
+                Payload::Settlements(Some(settlements).filter(|rest| !rest.is_empty())?)
+            }
             Payload::Blocks(blocks) => {
                 Payload::Blocks(blocks.responder.is_awaited().then_some(blocks)?)
             }
@@ -107,6 +117,9 @@ impl Command {
         match &mut self.payload {
             Payload::Charges(batch) => Box::new(batch.responders_mut()),
             Payload::Update(update) => Box::new(std::iter::once(&mut update.responder)),
+            Payload::Settlements(settlements) => {
+                Box::new(settlements.iter_mut().map(|settlement| &mut settlement.responder))
+            }
             Payload::Counter(batch) => Box::new(batch.responders_mut()),
             Payload::Blocks(blocks) => Box::new(std::iter::once(&mut blocks.responder)),
         }
@@ -131,6 +144,7 @@ impl Command {
         match &self.payload {
             Payload::Charges(batch) => batch.cells().first().map(|cell| cell.id.slot()),
             Payload::Update(update) => Some(update.charge.cell.slot()),
+            Payload::Settlements(settlements) => settlements.first().map(|first| first.key.slot()),
             Payload::Counter(batch) => Some(batch.slot()),
             Payload::Blocks(blocks) => Some(slot_of(&blocks.key)),
         }
@@ -140,7 +154,7 @@ impl Command {
     pub(crate) fn size(&self) -> (usize, usize) {
         match &self.payload {
             Payload::Charges(batch) => (batch.requests().len(), batch.cells().len()),
-            Payload::Update(_) | Payload::Blocks(_) => (0, 0),
+            Payload::Update(_) | Payload::Settlements(_) | Payload::Blocks(_) => (0, 0),
             Payload::Counter(batch) => (batch.len(), 1),
         }
     }
@@ -159,9 +173,24 @@ impl Command {
             Payload::Update(UpdateCommand { charge, action: Action::Reset, .. }) => {
                 redis::cmd("UNLINK").arg(names.key(charge.cell)).take()
             }
+            Payload::Update(UpdateCommand {
+                charge,
+                action: Action::Claim { owner, at, ends },
+                ..
+            }) => {
+                let [high, low] = owner;
+                let mut call = self.call(&scripts.claim);
+                call.arg(1).arg(names.key(charge.cell)).arg(format!("{high:016x}{low:016x}"));
+                let lives = (ends - at).div_ceil(1_000) + params.slack.max(1);
+                call.arg(*at).arg(*ends).arg(lives).take()
+            }
             Payload::Update(UpdateCommand { charge, action, .. }) => {
                 let program = encode_update(charge, *action, params);
                 self.call(&scripts.update).arg(1).arg(names.key(charge.cell)).arg(program).take()
+            }
+            Payload::Settlements(settlements) => {
+                let program = encode_settlements(settlements, params);
+                settlement::command(settlements, self.call(&scripts.settle), names, program)
             }
             Payload::Counter(batch) => {
                 let script = match (batch.is_log(), self.out_of_memory) {
@@ -196,6 +225,9 @@ impl Command {
                 let granted = u64::from(changed > 0);
                 update.responder.answer(Ok(Answer { granted, ..Answer::default() }));
             }
+            (Payload::Settlements(settlements), Value::Array(reply)) => {
+                settlement::finish(settlements, &numbers(&reply));
+            }
             (Payload::Counter(batch), Value::Array(reply)) => {
                 if let Some(batch) = batch.finish(&numbers(&reply), sent, learn) {
                     let payload = Payload::Counter(batch);
@@ -227,7 +259,7 @@ impl Command {
             }
             "OOM" if !self.out_of_memory && self.can_run_without_memory() => {
                 (self.out_of_memory, self.with_text) = (true, false);
-                Disposition::Retry(self)
+                self.without_reservations(&StoreError::Unavailable(format!("{code} {details}")))
             }
             // A user of a layout may lack the permission for the key of the blocks, and needs no other connection.
             "NOPERM" if matches!(self.payload, Payload::Blocks(_)) => {
@@ -245,6 +277,15 @@ impl Command {
                 self.fail(&StoreError::Failed(format!("{code} {details}")));
                 Disposition::Done
             }
+        }
+    }
+
+    /// Answers requests that open a reservation, which needs a new key, with the error. Sends the others again.
+    fn without_reservations(self, error: &StoreError) -> Disposition {
+        let Payload::Charges(batch) = self.payload else { return Disposition::Retry(self) };
+        match batch.fail_reservations(error) {
+            Some(batch) => Disposition::Retry(Self { payload: Payload::Charges(batch), ..self }),
+            None => Disposition::Done,
         }
     }
 }

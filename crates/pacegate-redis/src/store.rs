@@ -3,6 +3,7 @@ mod builder;
 mod compensating;
 mod counters;
 mod releases;
+mod reservations;
 mod session;
 mod up_to;
 
@@ -14,8 +15,8 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use futures_util::stream::{self, StreamExt};
 use pacegate::{
-    Charge, ChargeBuf, Excess, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task, Update,
-    algorithm::Outcome,
+    Charge, ChargeBuf, Claim, Excess, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task,
+    Update, algorithm::Outcome,
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -31,14 +32,13 @@ use releases::PendingReleases;
 use session::Session;
 
 use crate::{
-    batch::PendingRequest,
-    cell::{CellCharge, CellCharges},
+    batch::{NewReservation, PendingRequest},
+    cell::{CellCharge, CellCharges, halves},
     command::{Command, Payload, UpdateCommand},
     fingerprint::Fingerprint,
     leases::{Drawn, Leases, Unspent},
     responder::{self, Responder},
     stats::RedisStats,
-    time::RoundTrip,
     url::{RedisUrl, UrlError},
     wire::Action,
     worker::Common,
@@ -117,6 +117,9 @@ impl RedisStore {
     }
 }
 
+/// The longest time for which a reservation is open, in microseconds: about a year.
+const MAX_TTL: u64 = 1 << 45;
+
 /// Maximum number of leases or permits that are returned at the same time, so that no round trip gets too long.
 const MAX_CONCURRENT_RETURNS: usize = 256;
 
@@ -147,6 +150,18 @@ impl Store for RedisStore {
 
     fn clear(&self, _: &[PolicyName]) -> Reply<'_, u64> {
         Reply::Ready(Err(counters::no_clear()))
+    }
+
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        self.inner.reserve(charges, id, ttl)
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        self.inner.settle(charges, id, actual)
+    }
+
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        self.inner.claim(charge, claim)
     }
 
     fn spawn(&self, task: Task) {
@@ -205,7 +220,7 @@ impl Inner {
             Ok(Started::Answered(outcomes)) => Reply::Ready(Ok(outcomes)),
             Ok(Started::Sent(answer)) => Reply::pending(outcomes_of(answer)),
             Ok(Started::Compensating(cells)) => {
-                let charging = self.clone().charge_compensating(cells);
+                let charging = self.clone().charge_compensating(cells, None);
                 Reply::pending(async { charging.await.map(Outcomes::from) })
             }
             Ok(Started::Opening) => {
@@ -230,7 +245,7 @@ impl Inner {
             Started::Answered(outcomes) => Ok(outcomes),
             Started::Sent(answer) => outcomes_of(answer).await,
             Started::Compensating(cells) => {
-                self.charge_compensating(cells).await.map(Outcomes::from)
+                self.charge_compensating(cells, None).await.map(Outcomes::from)
             }
             Started::Opening => Err(gone()),
         }
@@ -252,14 +267,15 @@ impl Inner {
             let problem = "a request with an id cannot charge one key under two limits";
             return Err(StoreError::Unsupported(problem.to_owned()));
         }
-        // Recorded even if the answer is known.
         let is_recorded = charges.iter().any(|charge| charge.excess.is_recorded());
-        if id.is_none()
-            && !is_ambiguous
-            && !is_recorded
-            && let Some(outcomes) = self.answer_locally(charges, &fingerprints)
-        {
-            return Ok(Started::Answered(outcomes));
+        if id.is_none() && !is_ambiguous && self.common.deny_cache.may_answer(charges) {
+            let answered = match is_recorded {
+                true => self.deny_locally(charges, &fingerprints),
+                false => self.answer_locally(charges, &fingerprints),
+            };
+            if let Some(outcomes) = answered {
+                return Ok(Started::Answered(outcomes));
+            }
         }
         if self.session().is_opening() {
             return Ok(Started::Opening);
@@ -283,7 +299,7 @@ impl Inner {
         if !is_recorded {
             self.draw(charges, &cells);
         }
-        self.send(cells, 1, id).map(Started::Sent)
+        self.send(cells, 1, id, None).map(Started::Sent)
     }
 
     /// Answers from leases or the deny cache.
@@ -302,6 +318,15 @@ impl Inner {
             self.common.totals.leased.add(1);
             return Some(outcomes.into());
         }
+        self.deny_locally(charges, fingerprints)
+    }
+
+    /// Answers from the deny cache.
+    fn deny_locally(
+        &self,
+        charges: &[Charge<'_>],
+        fingerprints: &[Fingerprint],
+    ) -> Option<Outcomes> {
         let pairs = fingerprints.iter().copied().zip(charges);
         let outcomes = self.common.deny_cache.answer(pairs)?;
         self.common.totals.denied_locally.add(1);
@@ -326,9 +351,9 @@ impl Inner {
         &self,
         charges: CellCharges,
         times: u64,
-        id: Option<&[u8]>,
+        reservation: Option<(u128, Duration)>,
     ) -> Result<responder::Answer, StoreError> {
-        self.send(charges, times, id)?.await.unwrap_or_else(|_| Err(gone()))
+        self.send(charges, times, None, reservation)?.await.unwrap_or_else(|_| Err(gone()))
     }
 
     fn send(
@@ -336,11 +361,17 @@ impl Inner {
         charges: CellCharges,
         times: u64,
         id: Option<&[u8]>,
+        reservation: Option<(u128, Duration)>,
     ) -> Result<responder::Reply, StoreError> {
-        let once = id.map(|id| self.common.names.answer(id, &charges, times));
+        let names = &self.common.names;
+        let once = id.map(|id| names.answer(id, &charges, times));
+        let reservation = reservation.map(|(id, ttl)| NewReservation {
+            key: names.reservation(id, &charges),
+            ttl: u64::try_from(ttl.as_micros()).map_or(MAX_TTL, |ttl| ttl.clamp(1, MAX_TTL)),
+        });
         let worker = self.session().worker(&charges[0])?;
         let (responder, reply) = Responder::new();
-        worker.send(PendingRequest { charges, times, once, responder })?;
+        worker.send(PendingRequest { charges, times, once, reservation, responder })?;
         Ok(reply)
     }
 
@@ -366,7 +397,7 @@ impl Inner {
         let sent = Instant::now();
         let answer = self.charge_cells(SmallVec::from_elem(charge, 1), units, None).await;
         let drawn = answer.ok().and_then(|answer| {
-            let trip = RoundTrip::new(sent, Instant::now());
+            let trip = self.common.time.round_trip(sent, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
         });
         self.leases.deposit(&charge, draw, drawn);
@@ -421,13 +452,38 @@ impl Inner {
         self.runtime().spawn(update).await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Returns whether the update changed anything.
-    async fn update(&self, charge: CellCharge, action: Action) -> Result<bool, StoreError> {
+    /// Claims an event. With a layout every process reports it, because ACL rules may forbid other keys.
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        if self.common.layout.is_some() {
+            return Reply::Ready(Ok(true));
+        }
+        let (at, ends) = (claim.at.as_micros(), claim.at.after(claim.lifetime).as_micros());
+        let action = Action::Claim { owner: halves(claim.owner), at, ends };
+        match self.common.names.claim(charge, claim.event) {
+            Ok(charge) => {
+                Reply::pending(
+                    async move { Ok(self.send_update(charge, action).await?.granted > 0) },
+                )
+            }
+            Err(error) => Reply::Ready(Err(error)),
+        }
+    }
+
+    async fn send_update(
+        &self,
+        charge: CellCharge,
+        action: Action,
+    ) -> Result<responder::Answer, StoreError> {
         let worker = self.session().worker(&charge)?;
         let (responder, reply) = Responder::new();
         let update = UpdateCommand { charge, action, responder };
         worker.send_command(Command::new(Payload::Update(update)));
-        let updated = reply.await.unwrap_or_else(|_| Err(gone()));
+        reply.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Returns whether the update changed anything.
+    async fn update(&self, charge: CellCharge, action: Action) -> Result<bool, StoreError> {
+        let updated = self.send_update(charge, action).await;
         // Drop local state, because it may be from before the update.
         self.common.deny_cache.forget(charge.fingerprint);
         if action == Action::Reset {

@@ -2,16 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use pacegate::{Clock, SystemClock, Timestamp};
+use pacegate::{Clock, Timestamp};
 use tokio::time::Instant;
 
-use crate::fingerprint::random;
+use crate::environment::Environment;
 
 /// The clock that decides.
 #[derive(Clone, Debug)]
 pub(crate) enum Time {
-    /// The server's clock.
-    Server,
+    /// The server's clock. Between its answers, it is estimated by the clocks of this host.
+    Server(Arc<dyn Environment>),
     /// A clock of the caller, passed to the scripts: for tests.
     Given(Arc<dyn Clock>),
 }
@@ -41,7 +41,7 @@ impl Time {
     /// the slack.
     pub(crate) fn script_time(&self) -> (u64, u64) {
         match self {
-            Self::Server => (0, SLACK),
+            Self::Server(_) => (0, SLACK),
             Self::Given(clock) => (clock.now().as_micros() + 1, LONG_SLACK),
         }
     }
@@ -50,8 +50,8 @@ impl Time {
     /// `trip`, which ended `age` nanoseconds ago.
     pub(crate) fn bounds(&self, seen: u64, trip: RoundTrip, age: u64) -> (Timestamp, Timestamp) {
         match self {
-            Self::Server => {
-                let most = age.max(trip.age_by(SystemClock::new().now()));
+            Self::Server(host) => {
+                let most = age.max(trip.age_by(host.now()));
                 let (least, most) = (age, most.saturating_add(trip.took));
                 let earliest = (least - least.div_ceil(DRIFT)) / 1_000;
                 let latest = most.saturating_add(most.div_ceil(DRIFT)).div_ceil(1_000);
@@ -61,14 +61,18 @@ impl Time {
             Self::Given(clock) => (clock.now(), clock.now()),
         }
     }
+
+    /// Returns the round trip of a command that was sent and received at these instants.
+    pub(crate) fn round_trip(&self, sent: Instant, received: Instant) -> RoundTrip {
+        let wall = match self {
+            Self::Server(host) => host.now(),
+            Self::Given(clock) => clock.now(),
+        };
+        RoundTrip { ended: received, wall, took: nanos(received.duration_since(sent)) }
+    }
 }
 
 impl RoundTrip {
-    pub(crate) fn new(sent: Instant, received: Instant) -> Self {
-        let (wall, took) = (SystemClock::new().now(), nanos(received.duration_since(sent)));
-        Self { ended: received, wall, took }
-    }
-
     /// Returns the age by the wall clock. That may have been set since, so it is used for the upper bound only.
     fn age_by(&self, wall: Timestamp) -> u64 {
         wall.micros_since(self.wall).saturating_mul(1_000)
@@ -85,23 +89,30 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns a random duration below `limit`.
-pub(crate) fn jitter(limit: Duration) -> Duration {
+/// Returns a duration below `limit`, chosen by a random number.
+pub(crate) fn jitter(limit: Duration, random: u64) -> Duration {
     let range = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX).max(1);
-    Duration::from_micros(random() % range)
+    Duration::from_micros(random % range)
 }
 
 #[cfg(test)]
 mod tests {
+    use pacegate::SystemClock;
+
     use super::*;
+    use crate::environment::OperatingSystem;
 
     const SEEN: u64 = 1_000_000;
+
+    fn server_time() -> Time {
+        Time::Server(Arc::new(OperatingSystem))
+    }
 
     /// Returns the earliest and the latest time, in microseconds since `SEEN`.
     fn bounds(took: u64, age: u64) -> (u64, u64) {
         // No time has passed by the wall clock.
         let trip = RoundTrip { ended: Instant::now(), wall: Timestamp::MAX, took };
-        let (earliest, latest) = Time::Server.bounds(SEEN, trip, age);
+        let (earliest, latest) = server_time().bounds(SEEN, trip, age);
         (earliest.as_micros() - SEEN, latest.as_micros() - SEEN)
     }
 
@@ -123,8 +134,8 @@ mod tests {
         let now = Instant::now();
         let hour = 3_600_000_000;
         let wall = Timestamp::from_micros(SystemClock::new().now().as_micros() - hour);
-        let trip = RoundTrip { wall, ..RoundTrip::new(now, now) };
-        let (earliest, latest) = Time::Server.bounds(SEEN, trip, trip.age(now));
+        let trip = RoundTrip { wall, ..server_time().round_trip(now, now) };
+        let (earliest, latest) = server_time().bounds(SEEN, trip, trip.age(now));
         assert_eq!(earliest.as_micros(), SEEN);
         assert!(latest.as_micros() >= SEEN + hour, "{latest:?}");
     }
@@ -132,7 +143,7 @@ mod tests {
     #[test]
     fn a_round_trip_in_the_future_has_no_age() {
         let now = Instant::now();
-        let trip = RoundTrip::new(now, now + Duration::from_millis(7));
+        let trip = server_time().round_trip(now, now + Duration::from_millis(7));
         assert_eq!((trip.took, trip.age(now)), (7_000_000, 0));
         assert_eq!(trip.age(now + Duration::from_secs(1)), 993_000_000);
     }

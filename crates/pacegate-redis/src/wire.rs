@@ -5,6 +5,7 @@ use pacegate::{Excess, Limit};
 use crate::{
     batch::Batch,
     cell::{CellCharge, period_micros},
+    settlement::Settlement,
 };
 
 /// Parameters of all script calls of a store.
@@ -47,6 +48,8 @@ pub(crate) enum Action {
     Renew,
     /// Deletes the state.
     Reset,
+    /// Claims an event. The cell is that of the claim.
+    Claim { owner: [u64; 2], at: u64, ends: u64 },
 }
 
 impl Program {
@@ -68,7 +71,8 @@ impl Program {
             words.limit(cell.script_id, &cell.limit);
         }
         for run in batch.runs() {
-            words.push([run.times, run.cells.len() as u64]);
+            let ttl = batch.reservation(run).map_or(0, |reservation| reservation.ttl);
+            words.push([run.times, run.cells.len() as u64, ttl]);
             for (&cell, charge) in run.cells.iter().zip(batch.charges(run)) {
                 let CellCharge { cost, permit: [high, low], enforced, .. } = *charge;
                 let [enforced, excess] = [u64::from(enforced), excess_word(charge)];
@@ -113,7 +117,7 @@ fn excess_word(charge: &CellCharge) -> u64 {
 /// Encodes the argument of `update.lua`.
 pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptParams) -> Vec<u8> {
     let (action, charged_at) = match action {
-        Action::Refund | Action::Reset => (0, 0),
+        Action::Refund | Action::Reset | Action::Claim { .. } => (0, 0),
         Action::Return { charged_at } => (0, charged_at),
         Action::Release => (1, 0),
         Action::Renew => (2, 0),
@@ -122,6 +126,21 @@ pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptP
     words.push([params.now, params.slack, action, charge.cost, charged_at]);
     words.push(charge.permit);
     words.limit(charge.script_id, &charge.limit);
+    words.0
+}
+
+/// Encodes the argument of `settle.lua`.
+pub(crate) fn encode_settlements(settlements: &[Settlement], params: ScriptParams) -> Vec<u8> {
+    let mut words = Words::with_capacity(3 + 7 * settlements.len());
+    words.push([params.now, params.slack, settlements.len() as u64]);
+    for Settlement { charges, actual, .. } in settlements {
+        // No counter holds more, and a double would not be exact.
+        words.push([(*actual).min(Limit::MAX_AMOUNT), charges.len() as u64]);
+        for charge in charges {
+            words.limit(charge.script_id, &charge.limit);
+            words.push([excess_word(charge)]);
+        }
+    }
     words.0
 }
 

@@ -8,7 +8,7 @@
 mod run;
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt::Display,
     sync::{
         Arc, Weak,
@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use redis::{Pipeline, RedisError};
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
 use run::{CloseOnDrop, PING_TIMEOUT, run};
@@ -33,11 +33,13 @@ use crate::{
     cluster::{self, Cluster},
     command::{Command, Disposition, Payload, Redirect},
     deny_cache::DenyCache,
+    environment::Environment,
     layout::{self, CounterRequest},
     link::Wire,
     resolver::Resolver,
+    settlement::{self, Settlement},
     stats::Totals,
-    time::{RoundTrip, Time},
+    time::Time,
     wire::{MAX_REPEATS, ScriptParams},
 };
 
@@ -47,6 +49,7 @@ pub(crate) struct Common {
     pub(crate) names: Names,
     pub(crate) deadline: Duration,
     pub(crate) time: Time,
+    pub(crate) environment: Arc<dyn Environment>,
     pub(crate) once: Duration,
     pub(crate) deny_cache: DenyCache,
     pub(crate) totals: Totals,
@@ -76,6 +79,7 @@ pub(crate) struct NodeWorker {
 struct Queue {
     requests: Vec<PendingRequest>,
     counters: Vec<CounterRequest>,
+    settlements: Vec<Settlement>,
     /// Updates, and commands that another worker forwarded.
     commands: Vec<Command>,
     /// The worker has shut down.
@@ -143,6 +147,10 @@ impl NodeWorker {
     /// Queues requests for counters of another limiter. They are sent in this order in one round trip.
     pub(crate) fn send_counters(&self, requests: Vec<CounterRequest>) -> Result<(), StoreError> {
         self.push(|queue| queue.counters.extend(requests))
+    }
+
+    pub(crate) fn send_settlement(&self, settlement: Settlement) -> Result<(), StoreError> {
+        self.push(|queue| queue.settlements.push(settlement))
     }
 
     /// Queues a command, or answers it with an error.
@@ -226,9 +234,13 @@ impl NodeWorker {
 
     /// Packs queued requests into commands, without cancelled ones.
     fn commands(&self, queue: Queue) -> Vec<Command> {
-        let Queue { mut requests, counters, commands, .. } = queue;
+        let Queue { mut requests, counters, mut settlements, commands, .. } = queue;
         let mut commands: Vec<Command> =
             commands.into_iter().filter_map(Command::awaited).collect();
+        settlements.retain(|settlement| settlement.responder.is_awaited());
+        let settlements = settlement::pack(settlements, self.cluster.strong_count() > 0);
+        let settlements = settlements.into_iter().map(Payload::Settlements);
+        commands.extend(settlements.map(Command::new));
         requests.retain(|request| request.responder.is_awaited());
         let batches = self.batches(requests).into_iter();
         commands.extend(batches.map(|batch| Command::new(Payload::Charges(batch))));
@@ -244,7 +256,7 @@ impl NodeWorker {
         if self.cluster.strong_count() == 0 {
             return Batch::pack(requests);
         }
-        let mut slots: HashMap<u16, Vec<_>, foldhash::fast::RandomState> = HashMap::default();
+        let mut slots: BTreeMap<u16, Vec<_>> = BTreeMap::new();
         for request in requests {
             slots.entry(request.charges[0].cell.slot()).or_default().push(request);
         }
@@ -301,6 +313,18 @@ impl NodeWorker {
         }
     }
 
+    /// Times out queued requests when their deadline passes. Never completes.
+    async fn expire_queued(&self) {
+        let deadline = self.common.deadline;
+        loop {
+            // A request that arrives later has a later deadline.
+            let since = self.queue.lock().since().unwrap_or_else(Instant::now);
+            sleep_until(since + deadline).await;
+            let expired = self.queue.lock().expire(deadline);
+            self.common.totals.timed_out.add(expired as u64);
+        }
+    }
+
     fn encode(&self, wire: &Wire, commands: &[Command]) -> Pipeline {
         let params = self.params();
         let mut pipeline = Pipeline::with_capacity(commands.len());
@@ -320,7 +344,7 @@ impl NodeWorker {
         replies: Vec<redis::Value>,
         sent: Instant,
     ) -> Result<Vec<Command>, Failure> {
-        let trip = RoundTrip::new(sent, Instant::now());
+        let trip = self.common.time.round_trip(sent, Instant::now());
         let mut replies = replies.into_iter();
         let (mut again, mut rejected) = (Vec::new(), None);
         for command in commands {
@@ -449,7 +473,27 @@ impl NodeWorker {
 
 impl Queue {
     fn len(&self) -> usize {
-        self.requests.len() + self.counters.len() + self.commands.len()
+        self.requests.len() + self.counters.len() + self.settlements.len() + self.commands.len()
+    }
+
+    /// Returns the start of the oldest request whose caller is still waiting.
+    fn since(&mut self) -> Option<Instant> {
+        // Requests are in order of arrival. Commands may have waited for another server before.
+        let request = self.requests.iter().find_map(|request| request.responder.since());
+        let counter = self.counters.iter().find_map(|request| request.responder.since());
+        let command = self.commands.iter_mut().filter_map(Command::since).min();
+        [request, counter, command].into_iter().flatten().min()
+    }
+
+    /// Times out requests past the deadline, and returns their number.
+    fn expire(&mut self, deadline: Duration) -> usize {
+        let requests = self.requests.iter_mut().map(|request| &mut request.responder);
+        let counters = self.counters.iter_mut().map(|request| &mut request.responder);
+        let responders = requests.chain(counters);
+        let expired: usize =
+            responders.map(|responder| usize::from(responder.expire(deadline))).sum();
+        let commands = self.commands.iter_mut().map(|command| command.expire(deadline));
+        expired + commands.sum::<usize>()
     }
 
     /// Removes and returns everything that is queued.

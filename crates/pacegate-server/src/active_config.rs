@@ -12,6 +12,7 @@ use arc_swap::{ArcSwap, Guard};
 use pacegate::{BuildError, Limiter, MemoryStore, SharedLimiter, policy::Mode};
 use pacegate_redis::{RedisStore, UrlError};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::{
     audit::Audit,
@@ -19,6 +20,7 @@ use crate::{
     engine::Engine,
     envoy::{HitStats, QuotaRegistry, WrittenRule},
     live::Live,
+    thresholds::ThresholdEvents,
 };
 
 /// The active configuration. A reload replaces it as a whole, so each request uses one revision from start to end.
@@ -35,6 +37,9 @@ pub(crate) struct ActiveConfig {
     live: Live,
     audit: Audit,
     quotas: QuotaRegistry,
+    /// The number of the active revision.
+    reloads: watch::Sender<u64>,
+    thresholds: Arc<ThresholdEvents>,
 }
 
 /// One version of the configuration.
@@ -71,21 +76,27 @@ impl ActiveConfig {
     /// modes decide until it answers. Must be called within the runtime that runs the connections of the store.
     pub(crate) fn open(settings: Settings) -> Result<Self, OpenError> {
         let policies = settings.effective_policies();
+        let thresholds = Arc::new(ThresholdEvents::new(settings.webhook.clone()));
+        let events = thresholds.clone();
+        let on_threshold = move |event| events.record(&event);
         let (engine, state) = match &settings.store {
             StoreSettings::Memory { max_keys } => {
-                let limiter = Limiter::builder().policies(policies).max_keys(*max_keys).build()?;
+                let limiter = Limiter::builder().policies(policies).max_keys(*max_keys);
+                let limiter = limiter.on_threshold(on_threshold).build()?;
                 let state = State::Memory(limiter.store().clone());
                 (Engine::memory(limiter), state)
             }
             StoreSettings::Redis { url, prefix, deadline } => {
                 let builder = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
                 let builder = if settings.count_denied { builder.deny_cache(0) } else { builder };
+                let builder = builder.cache_counted_denials(settings.envoy.cache_denials);
                 let store = builder.layout(settings.layout.clone()).connect_later();
-                let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
+                let limiter = SharedLimiter::builder(store.clone()).policies(policies);
+                let limiter = limiter.on_threshold(on_threshold).build()?;
                 (Engine::redis(limiter, store.clone()), State::Redis(store))
             }
         };
-        Ok(Self::new(engine, state, settings))
+        Ok(Self { thresholds, ..Self::new(engine, state, settings) })
     }
 
     /// Creates an active configuration for an existing engine.
@@ -102,6 +113,8 @@ impl ActiveConfig {
             live: Live::new(),
             audit: Audit::default(),
             quotas: QuotaRegistry::default(),
+            reloads: watch::Sender::new(1),
+            thresholds: Arc::new(ThresholdEvents::new(None)),
         }
     }
 
@@ -113,6 +126,7 @@ impl ActiveConfig {
     /// Activates other settings and returns the number of their revision. A counter is kept if its policy keeps its
     /// name and its limit keeps algorithm and period. Listeners and the store do not change.
     pub(crate) fn replace(&self, settings: Settings) -> u64 {
+        self.thresholds.webhook().configure(settings.webhook.clone());
         let settings = Arc::new(settings);
         let previous = self.revision.rcu(|current| Revision {
             number: current.number + 1,
@@ -121,7 +135,13 @@ impl ActiveConfig {
             hits: current.hits.clone(),
         });
         self.clear_complaint();
+        self.reloads.send_replace(previous.number + 1);
         previous.number + 1
+    }
+
+    /// Returns a receiver that reports each reload.
+    pub(crate) fn reloads(&self) -> watch::Receiver<u64> {
+        self.reloads.subscribe()
     }
 
     /// Records a failed reload. The current settings stay active.
@@ -174,6 +194,11 @@ impl ActiveConfig {
     /// Returns the needs of Envoy's quota buckets.
     pub(crate) fn quotas(&self) -> &QuotaRegistry {
         &self.quotas
+    }
+
+    /// Returns the keys that have reached a threshold of their policy.
+    pub(crate) fn thresholds(&self) -> &ThresholdEvents {
+        &self.thresholds
     }
 
     /// Marks the server as shutting down: readiness checks fail, and open requests are still answered.

@@ -34,6 +34,11 @@ pub trait Subject: Sync {
         true
     }
 
+    /// Returns `true` if the store has reservations. Default: it has.
+    fn supports_reservations(&self) -> bool {
+        true
+    }
+
     /// Runs a future of the store to completion. Override this if the store needs a runtime.
     fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
         pollster::block_on(pin!(future))
@@ -85,6 +90,7 @@ pub fn follow_histories(subject: &impl Subject, algorithm: Algorithm, seeds: Ran
             Op::Renew(_) => subject.supports_update(Update::Renew),
             Op::Record(..) => subject.supports_excess(),
             Op::UpTo(_) => subject.supports_up_to(),
+            Op::Reserve(..) | Op::Settle(..) => subject.supports_reservations(),
             Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
         });
         follow(subject, &history);
@@ -137,7 +143,7 @@ fn rejects_unsupported_updates(subject: &impl Subject) {
 fn follow(subject: &impl Subject, history: &History) {
     let name = format!("history-{}-{}", history.limit.algorithm(), history.seed);
     let (mut limit, mut now) = (history.limit, history.start);
-    let mut expected = history.answers().into_iter();
+    let (mut expected, mut reserved) = (history.answers().into_iter(), 0);
     // A store may ignore a step back of less than a millisecond, as a difference between CPU clocks. So the
     // clock jumps far before it goes to the start of each history.
     subject.set_time(now.after(Duration::from_secs(3_600)));
@@ -150,24 +156,36 @@ fn follow(subject: &impl Subject, history: &History) {
                 subject.set_time(now);
             }
             Op::SetLimit(other) => limit = other,
-            Op::Charge(..) | Op::Record(..) | Op::UpTo(_) => {
-                let (units, outcome) = match *op {
-                    Op::Record(cost, excess) => {
-                        (None, call(subject, &name, limit, Call::Record(cost, excess)))
+            Op::Settle(number, actual) => {
+                let id = reservation_id(history, number);
+                let settled = settle(subject, &name, limit, (id, actual));
+                let expected = expected.next().expect("a model result for every settlement");
+                assert_eq!(
+                    settled, expected.admitted,
+                    "seed {} step {step} of {history:?} ({op:?} at {now:?} under {limit})",
+                    history.seed
+                );
+            }
+            Op::Charge(..) | Op::Record(..) | Op::Reserve(..) | Op::UpTo(_) => {
+                let called = match *op {
+                    Op::Record(cost, excess) => Call::Record(cost, excess),
+                    Op::Reserve(estimate, ttl) => {
+                        reserved += 1;
+                        let id = reservation_id(history, reserved - 1);
+                        Call::Reserve(estimate.min(limit.capacity()), id, ttl)
                     }
-                    Op::Charge(cost, permit) => {
-                        let cost = cost.min(limit.capacity());
-                        (None, call(subject, &name, limit, Call::Charge(cost, permit)))
-                    }
-                    Op::UpTo(most) => call_up_to(subject, &name, limit, most.min(limit.capacity())),
+                    Op::Charge(cost, permit) => Call::Charge(cost.min(limit.capacity()), permit),
+                    Op::UpTo(most) => Call::UpTo(most.min(limit.capacity())),
                     _ => continue,
                 };
+                let answer = call(subject, &name, limit, called);
                 let expected = expected.next().expect("a model result for every charge");
                 assert!(
-                    outcome.as_ref().is_some_and(|outcome| expected.1.is(outcome))
-                        && units == expected.0,
+                    answer.is_some_and(|(units, outcome)| {
+                        expected.is(&outcome) && units == expected.granted
+                    }),
                     "seed {} step {step} of {:?} ({op:?} at {now:?} under {limit}): \
-                     expected {expected:?}, got {units:?} {outcome:?}",
+                     expected {expected:?}, got {answer:?}",
                     history.seed,
                     history,
                 );
@@ -180,18 +198,37 @@ fn follow(subject: &impl Subject, history: &History) {
     }
 }
 
+/// Returns the id of a history's reservation.
+fn reservation_id(history: &History, number: u64) -> u128 {
+    let algorithm = history.limit.algorithm().id().unwrap_or(0);
+    u128::from(history.seed) << 64 | u128::from(algorithm << 32 | number)
+}
+
+/// Settles a reservation of one key. Returns `false` if it is not open.
+fn settle(subject: &impl Subject, key: &str, limit: Limit, (id, actual): (u128, u64)) -> bool {
+    key.with(|key| {
+        let policy = "conformance".parse().expect("a name");
+        let charge = [Charge::new(policy, key, limit).counter(Counter::Policy)];
+        work(subject.block_on(async { subject.store().settle(&charge, id, actual).await }))
+    })
+}
+
 enum Call {
     Charge(u64, u64),
+    UpTo(u64),
     Record(u64, Excess),
+    Reserve(u64, u128, u64),
     Refund(u64),
     Reset,
     Release(u64),
     Renew(u64),
 }
 
-/// Makes one call for one key. Charges return an outcome.
-fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<Outcome> {
+/// Makes one call for one key. Charges return an outcome, and [`Call::UpTo`] also the number of units, which is 0 for
+/// other charges.
+fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<(u64, Outcome)> {
     let store = subject.store();
+    let first = |outcomes: Outcomes| outcomes.first().map(|outcome| (0, *outcome));
     key.with(|key| {
         let policy = "conformance".parse().expect("a name");
         let mut charge = Charge::new(policy, key, limit).counter(Counter::Policy);
@@ -199,11 +236,19 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
             match call {
                 Call::Charge(cost, permit) => {
                     (charge.cost, charge.permit) = (cost, permit_id(permit));
-                    return work(store.charge(&[charge], None).await).first().copied();
+                    return first(work(store.charge(&[charge], None).await));
+                }
+                Call::UpTo(most) => {
+                    let (units, outcomes) = work(store.charge_up_to(&[charge], most, None).await);
+                    return outcomes.first().map(|outcome| (units, *outcome));
                 }
                 Call::Record(cost, excess) => {
                     let charge = charge.cost(cost).excess(excess);
-                    return work(store.charge(&[charge], None).await).first().copied();
+                    return first(work(store.charge(&[charge], None).await));
+                }
+                Call::Reserve(estimate, id, ttl) => {
+                    let ttl = Duration::from_micros(ttl);
+                    return first(work(store.reserve(&[charge.cost(estimate)], id, ttl).await));
                 }
                 Call::Refund(cost) => {
                     work(store.update(&charge.cost(cost), Update::Refund).await);
@@ -223,20 +268,6 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
             None
         })
     })
-}
-
-/// Charges up to `most` units to one key. Returns their number and the outcome.
-fn call_up_to(
-    subject: &impl Subject,
-    key: &str,
-    limit: Limit,
-    most: u64,
-) -> (Option<u64>, Option<Outcome>) {
-    let policy = "conformance".parse().expect("a name");
-    let charge = Charge::new(policy, key, limit).counter(Counter::Policy);
-    let answer = async { subject.store().charge_up_to(&[charge], most, None).await };
-    let (units, outcomes) = work(subject.block_on(answer));
-    (Some(units), outcomes.first().copied())
 }
 
 /// Charges one request.
@@ -404,23 +435,24 @@ fn nothing_is_never_something(subject: &impl Subject) {
     for algorithm in algorithms(subject) {
         let none = Limit::per_day(0).with_algorithm(algorithm).expect("valid limit");
         let key = format!("nothing-{algorithm}");
-        let outcome = call(subject, &key, none, Call::Charge(1, 1)).expect("an outcome");
+        let (_, outcome) = call(subject, &key, none, Call::Charge(1, 1)).expect("an outcome");
         assert!(!outcome.is_admitted(), "{algorithm}");
         assert_eq!((outcome.remaining(), outcome.retry_after()), (0, None), "{algorithm}");
 
         let four = Limit::per_day(4).with_algorithm(algorithm).expect("valid limit");
         let half = four.share(1, NonZeroU32::new(2).expect("not zero"));
         for _ in 0..3 {
-            let peek = call(subject, &key, four, Call::Charge(0, 0)).expect("an outcome");
+            let (_, peek) = call(subject, &key, four, Call::Charge(0, 0)).expect("an outcome");
             assert_eq!((peek.is_admitted(), peek.remaining()), (true, 4), "{algorithm}");
             assert_eq!(peek.reset_after(), Duration::ZERO, "{algorithm}");
         }
-        assert!(call(subject, &key, half, Call::Charge(2, 1)).is_some_and(|o| o.is_admitted()));
+        let takes = |cost, permit| {
+            call(subject, &key, half, Call::Charge(cost, permit)).is_some_and(|(_, o)| o.is_admitted())
+        };
+        assert!(takes(2, 1), "{algorithm}");
         let before = call(subject, &key, half, Call::Charge(0, 0));
         for _ in 0..3 {
-            assert!(
-                call(subject, &key, half, Call::Charge(1, 2)).is_some_and(|o| !o.is_admitted())
-            );
+            assert!(!takes(1, 2), "{algorithm}");
         }
         assert_eq!(call(subject, &key, half, Call::Charge(0, 0)), before, "{algorithm}");
     }

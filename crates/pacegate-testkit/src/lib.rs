@@ -6,6 +6,7 @@
 )]
 
 mod conformance;
+mod crossings;
 mod history;
 mod model;
 mod random;
@@ -15,6 +16,7 @@ pub mod servers;
 mod up_to;
 
 pub use conformance::{Subject, conformance, follow_histories};
+pub use crossings::Crossing;
 pub use history::{History, Op};
-pub use model::{Answer, Model};
+pub use model::{Answer, Model, ReservedUnits};
 pub use random::Random;

@@ -168,6 +168,12 @@ impl<'a> KeyRef<'a> {
         self.bytes
     }
 
+    /// Returns `true` if both are the same bytes in memory. `false` does not mean that the keys differ.
+    #[inline]
+    pub(crate) fn is_same(self, other: Self) -> bool {
+        std::ptr::eq(self.bytes, other.bytes) && self.tuple == other.tuple
+    }
+
     /// Returns `true` if the key is a tuple, so that its bytes include the length of each part.
     #[inline]
     pub(crate) const fn is_tuple(self) -> bool {

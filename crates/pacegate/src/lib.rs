@@ -24,14 +24,18 @@ pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Limit, LimitError, ParseLimitError};
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub use limiter::seed_permit_ids;
 pub use limiter::{
-    Admission, BatchDecision, BuildError, Charges, CheckError, Grant, Limiter, LimiterBuilder,
-    Permit, Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, Wait, WaitError,
+    Admission, BatchDecision, BuildError, Charges, CheckError, Grant, Limiter, LimiterBuilder, Permit,
+    Plan, Reservation, ReservationId, ReservationIdError, Reserved, SharedLimiter,
+    SharedLimiterBuilder, SharedPermit, SharedReservation, ThresholdEvent, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
 pub use store::{
-    Charge, ChargeBuf, Counter, MemoryStore, MemoryUsage, Outcomes, PendingReply, Reply,
+    Charge, ChargeBuf, Claim, Counter, MemoryStore, MemoryUsage, Outcomes, PendingReply, Reply,
     ShareUsage, Store, StoreError, Task, Update,
 };

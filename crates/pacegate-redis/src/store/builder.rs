@@ -11,6 +11,7 @@ use super::{Inner, RedisStore, session::Session};
 use crate::{
     cell::{Names, Secret},
     deny_cache::DenyCache,
+    environment::{Environment, OperatingSystem},
     layout::{Layout, LayoutState},
     leases::Leases,
     stats::Totals,
@@ -39,8 +40,11 @@ pub struct RedisStoreBuilder {
     deadline: Duration,
     deny_cache: usize,
     deny_cache_for: Duration,
+    cache_counted: bool,
     once: Duration,
-    time: Time,
+    /// Replaces the server's clock.
+    clock: Option<Arc<dyn Clock>>,
+    environment: Arc<dyn Environment>,
     layout: Layout,
 }
 
@@ -73,8 +77,10 @@ impl RedisStoreBuilder {
             deadline: RedisStore::DEFAULT_DEADLINE,
             deny_cache: 100_000,
             deny_cache_for: Duration::from_secs(1),
+            cache_counted: false,
             once: Duration::from_secs(10),
-            time: Time::Server,
+            clock: None,
+            environment: Arc::new(OperatingSystem),
             layout: Layout::native(),
         }
     }
@@ -109,6 +115,12 @@ impl RedisStoreBuilder {
         Self { deny_cache_for: max_age, ..self }
     }
 
+    /// Sets whether the deny cache also answers charges with [`Excess::Count`](pacegate::Excess::Count). These denials
+    /// are then not counted. Default: false, so that every such denial reaches the server.
+    pub fn cache_counted_denials(self, cache_counted: bool) -> Self {
+        Self { cache_counted, ..self }
+    }
+
     /// Sets how long the answer of a request with an id is stored. Default: 10 s. Maximum: one year. Up to four more
     /// requests with the same id get the stored answer and are not charged. Further ones are charged like new requests.
     pub fn remember_ids_for(self, time: Duration) -> Self {
@@ -123,7 +135,13 @@ impl RedisStoreBuilder {
 
     /// Uses this clock instead of the server's. For tests only, since the clocks of several processes differ.
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { time: Time::Given(Arc::new(clock)), ..self }
+        Self { clock: Some(Arc::new(clock)), ..self }
+    }
+
+    /// Sets the source of wall clock time, random numbers and connections, for simulations. Default:
+    /// [`OperatingSystem`].
+    pub fn environment(self, environment: impl Environment) -> Self {
+        Self { environment: Arc::new(environment), ..self }
     }
 
     /// Connects. Fails if no server answers within five seconds; in a cluster, one server is enough.
@@ -143,21 +161,32 @@ impl RedisStoreBuilder {
     /// # Panics
     ///
     /// Outside a Tokio runtime.
-    pub fn connect_later(self) -> RedisStore {
-        let state = |rules| Arc::new(LayoutState::new(rules, self.time.clone()));
+    pub fn connect_later(mut self) -> RedisStore {
+        self.url.set_environment(&self.environment);
+        let time = match self.clock {
+            Some(clock) => Time::Given(clock),
+            None => Time::Server(self.environment.clone()),
+        };
+        let state = |rules| Arc::new(LayoutState::new(rules, time.clone(), &*self.environment));
         let common = Arc::new(Common {
             layout: self.layout.rules().cloned().map(state),
             names: Names::new(&self.prefix, &self.secret.0),
             deadline: self.deadline.min(MAX_DURATION),
             once: self.once.min(MAX_DURATION),
-            deny_cache: DenyCache::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
-            time: self.time.clone(),
+            deny_cache: DenyCache::new(
+                self.deny_cache,
+                self.deny_cache_for,
+                self.cache_counted,
+                time.clone(),
+            ),
+            time: time.clone(),
+            environment: self.environment,
             totals: Totals::default(),
         });
         let session = Session::open(self.url.clone(), &common, Handle::current());
         let inner = Arc::new_cyclic(|this| Inner {
             common,
-            leases: Leases::new(self.time),
+            leases: Leases::new(time),
             releases: Arc::default(),
             session: ArcSwap::from_pointee(session),
             reopening: Mutex::new(()),

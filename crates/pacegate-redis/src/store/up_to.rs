@@ -44,10 +44,10 @@ impl Inner {
             let (store, id) = (self.clone(), id.map(<[u8]>::to_vec));
             return Reply::pending(async move {
                 store.opened().await;
-                granted(store.send(cells, most, id.as_deref())?).await
+                granted(store.send(cells, most, id.as_deref(), None)?).await
             });
         }
-        match self.send(cells, most, id) {
+        match self.send(cells, most, id, None) {
             Ok(answer) => Reply::pending(granted(answer)),
             Err(error) => Reply::Ready(Err(error)),
         }

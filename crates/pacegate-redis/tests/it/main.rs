@@ -15,5 +15,6 @@ mod faults;
 mod kit;
 mod layouts;
 mod others;
+mod thresholds;
 mod up_to;
 mod workers;

@@ -44,7 +44,7 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Charges<'a, L> {
-    pub(super) shared: &'a SharedLimiter,
+    shared: &'a SharedLimiter,
     /// The calls of a [`Limiter`] are synchronous.
     handle: PhantomData<&'a L>,
 }
@@ -186,6 +186,10 @@ impl Plan<'_> {
 impl<'a, L> Charges<'a, L> {
     pub(super) fn new(shared: &'a SharedLimiter) -> Self {
         Self { shared, handle: PhantomData }
+    }
+
+    pub(super) fn shared(self) -> &'a SharedLimiter {
+        self.shared
     }
 
     pub(super) fn evaluator(self) -> &'a Evaluator {

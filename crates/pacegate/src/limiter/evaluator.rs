@@ -1,24 +1,28 @@
 //! The steps that decide a request: resolve, charge, combine, record. [`Limiter`](super::Limiter) and
 //! [`SharedLimiter`](super::SharedLimiter) are handles over this.
 
-use std::{ops::Range, slice};
+use std::{ops::Range, slice, sync::Arc};
 
 use smallvec::SmallVec;
 
 use super::{
     combine::{combine, decide, event},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost},
+    thresholds::{ThresholdReporter, ThresholdWatch},
     wait_queue::WaitQueue,
 };
 use crate::{
-    Charge, CostError, Decision, KeyRef, MemoryStore, Outcomes, PolicyName, Request, Stats,
-    StoreError,
+    Charge, CostError, Counter, Decision, Excess, KeyRef, Limit, MemoryStore, Outcomes, PolicyName,
+    Request, Stats, StoreError,
     algorithm::Outcome,
     policy::{LimitEntry, PolicyMatch, PolicySet},
     stats::{Event, Meter},
     store::{
         Update,
-        memory::{Slot, identity::Identity},
+        memory::{
+            Slot,
+            identity::{Identity, KeyHash},
+        },
     },
 };
 
@@ -33,8 +37,13 @@ pub(super) struct Evaluator {
     limits: Box<[BoundLimit]>,
     /// The limits of the only policy, if it counts every request by its key: nothing to match.
     direct: Option<Range<usize>>,
-    /// `true` if there is one direct, enforced limit with a fixed-size state: the fast path of `check`.
+    /// `true` if there is one direct, enforced limit with a fixed-size state and no thresholds: the fast path of
+    /// `check`.
     is_single: bool,
+    /// Set if threshold events have a receiver.
+    reporter: Option<Arc<ThresholdReporter>>,
+    /// Set if there is a reporter, and a policy has thresholds.
+    pub(super) thresholds: Option<Box<ThresholdWatch>>,
 }
 
 /// The result of charging a request, before it is recorded.
@@ -49,8 +58,18 @@ pub(super) struct Evaluation {
 
 impl Evaluator {
     pub(super) fn new(policies: PolicySet, memory: MemoryStore, wait_queue: WaitQueue) -> Self {
+        Self::reporting(policies, memory, wait_queue, None)
+    }
+
+    /// Creates an evaluator that reports threshold events.
+    pub(super) fn reporting(
+        policies: PolicySet,
+        memory: MemoryStore,
+        wait_queue: WaitQueue,
+        reporter: Option<Arc<ThresholdReporter>>,
+    ) -> Self {
         let meter = Meter::new(names(&policies));
-        Self::with_meter(policies, meter, memory, wait_queue)
+        Self::with_meter(policies, meter, memory, wait_queue, reporter)
     }
 
     fn with_meter(
@@ -58,6 +77,7 @@ impl Evaluator {
         meter: Meter,
         memory: MemoryStore,
         wait_queue: WaitQueue,
+        reporter: Option<Arc<ThresholdReporter>>,
     ) -> Self {
         let all = policies.policies().iter();
         memory.register(all.map(|policy| (policy.name, &*policy.domain)));
@@ -80,19 +100,34 @@ impl Evaluator {
         };
         let limits: Box<[BoundLimit]> = policies.limit_entries().iter().map(bind).collect();
         let direct = policies.direct();
+        let thresholds = ThresholdWatch::new(&policies, reporter.as_ref());
         let is_single = direct.is_some()
+            && thresholds.is_none()
             && matches!(&*limits, [limit] if limit.enforced && !limit.limit.algorithm().keeps_log());
-        Self { policies, meter, memory, wait_queue, limits, direct, is_single }
+        Self {
+            policies,
+            meter,
+            memory,
+            wait_queue,
+            limits,
+            direct,
+            is_single,
+            reporter,
+            thresholds,
+        }
     }
 
     /// Creates an evaluator for other policies on the same state and statistics.
     pub(super) fn with_policies(&self, policies: PolicySet) -> Self {
         let meter = self.meter.succeeded_by(names(&policies));
-        Self::with_meter(policies, meter, self.memory.clone(), self.wait_queue.clone())
+        let (memory, wait_queue) = (self.memory.clone(), self.wait_queue.clone());
+        Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone())
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.meter.stats(self.memory.now())
+        let mut stats = self.meter.stats(self.memory.now());
+        stats.dropped_events = self.reporter.as_ref().map_or(0, |reporter| reporter.dropped());
+        stats
     }
 
     /// The limit of the fast path.
@@ -246,6 +281,25 @@ impl Evaluator {
         decision
     }
 
+    /// Charges one unit to a key under an inline limit with a fixed-size state.
+    #[inline]
+    pub(super) fn check_inline(&self, limit: &Limit, key: KeyRef<'_>) -> Decision {
+        let scope = self.memory.scope(PolicyName::INLINE, Counter::Limit, limit);
+        let (outcome, now) = self.memory.charge_cell(&Slot {
+            scope: &scope,
+            id: self.memory.identity(&scope, key),
+            limit,
+            cost: 1,
+            permit: 0,
+            enforced: true,
+            excess: Excess::Reject,
+        });
+        let decision = Decision::of(PolicyName::INLINE, *limit, outcome);
+        let event = if decision.allowed { Event::Allowed } else { Event::Denied };
+        self.meter.count_cost(self.meter.inline_index(), event, 1, key, now);
+        decision
+    }
+
     /// Charges a key of this cost, all or nothing.
     #[inline]
     pub(super) fn check_key(&self, key: KeyRef<'_>, cost: u64) -> Result<Decision, CostError> {
@@ -258,8 +312,17 @@ impl Evaluator {
 
     /// Charges memory, all or nothing. Records nothing.
     pub(super) fn evaluate(&self, resolved: &Resolved<'_>) -> Evaluation {
-        let slots: SmallVec<[Slot<'_>; 4]> =
-            resolved.sent().iter().map(|charge| self.slot(charge)).collect();
+        let mut last: Option<(KeyRef<'_>, KeyHash)> = None;
+        let slots = resolved.sent().iter().map(|charge| {
+            // Most limits of a request count by the same key.
+            let hash = match last {
+                Some((key, hash)) if key.is_same(charge.key) => hash,
+                _ => self.memory.hash(charge.key),
+            };
+            last = Some((charge.key, hash));
+            charge.slot(hash)
+        });
+        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
         let (outcomes, now) = self.memory.charge_all(&slots);
         self.conclude(resolved, outcomes, now, false)
     }
@@ -294,31 +357,25 @@ impl Evaluator {
     /// Hashes the key of a charge, for the store in memory.
     #[inline]
     pub(super) fn slot<'a>(&self, charge: &ResolvedCharge<'a>) -> Slot<'a> {
-        let limit = charge.limit;
-        Slot {
-            scope: &limit.scope,
-            id: self.memory.identity(&limit.scope, charge.key),
-            limit: &limit.limit,
-            cost: charge.cost,
-            permit: charge.permit,
-            enforced: limit.enforced,
-            excess: charge.excess,
-        }
+        charge.slot(self.memory.hash(charge.key))
     }
 }
 
 /// Record.
 impl Evaluator {
-    /// Records a request: one event for each policy and key, whose charges are adjacent.
-    pub(super) fn record(&self, charges: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
+    /// Records a request: one event for each policy and key, whose charges are adjacent. Reports thresholds.
+    pub(super) fn record(&self, all: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
         let Evaluation { decision, outcomes, now } = evaluation;
         let mut outcomes = &**outcomes;
-        for charges in charges
+        for charges in all
             .chunk_by(|one, other| (one.limit.policy, one.key) == (other.limit.policy, other.key))
         {
             let (own, rest) = outcomes.split_at(charges.len());
             outcomes = rest;
             self.record_policy(charges, own, decision, *now);
+        }
+        if let Some(watch) = &self.thresholds {
+            self.report_thresholds(watch, all, evaluation);
         }
     }
 

@@ -14,8 +14,11 @@ mod join;
 mod merge;
 mod permit;
 mod permit_id;
+mod reservation;
+mod reservation_id;
 mod resolve;
 mod shared;
+mod thresholds;
 mod up_to;
 mod wait;
 mod wait_queue;
@@ -36,7 +39,12 @@ pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
 pub use charges::{BatchDecision, Charges, Plan};
 pub use permit::{Admission, Permit, SharedPermit};
 pub(crate) use permit_id::new_permit_id;
+#[cfg(feature = "simulation")]
+pub use permit_id::seed_permit_ids;
+pub use reservation::{Reservation, Reserved, SharedReservation};
+pub use reservation_id::{ReservationId, ReservationIdError};
 pub use shared::{CheckError, SharedLimiter};
+pub use thresholds::ThresholdEvent;
 pub use up_to::Grant;
 pub use wait::{Wait, WaitError};
 
@@ -74,6 +82,7 @@ use self::{
 /// | [`check_request`](Self::check_request) | decide by policies that match attributes of the request |
 /// | [`check_with`](Self::check_with) | decide by a limit that is known only at the call, such as that of a plan |
 /// | [`until_ready`](Self::until_ready) | wait for units instead of being denied |
+/// | [`reserve`](Self::reserve) | charge an estimate, and settle it once the real cost is known |
 /// | [`acquire`](Self::acquire) | limit the work that runs at the same time |
 /// | [`peek`](Self::peek), [`refund`](Self::refund), [`reset`](Self::reset) | read or correct a counter |
 /// | [`charges`](Self::charges) | build the charges yourself, as servers and middleware do |
@@ -227,6 +236,9 @@ impl Limiter {
     #[must_use = "a denied request must not proceed"]
     pub fn check_with(&self, key: impl Key, limit: Limit) -> Decision {
         key.with(|key| {
+            if !limit.algorithm().keeps_log() {
+                return self.evaluator().check_inline(&limit, key);
+            }
             let charge = Charge::new(PolicyName::INLINE, key, limit);
             match self.evaluator().check_charge(&charge) {
                 Ok(decision) => decision,

@@ -8,7 +8,11 @@ use super::{
 };
 use crate::{
     Algorithm, Charge, CostError, Counter, Excess, KeyRef, Limit, Outcomes, PolicyName,
-    policy::FailureMode, store::memory::identity::Scope,
+    policy::FailureMode,
+    store::memory::{
+        Slot,
+        identity::{KeyHash, Scope},
+    },
 };
 
 /// A limit with everything that is known about it before a request arrives.
@@ -98,6 +102,21 @@ impl<'a> ResolvedCharge<'a> {
     pub(super) fn of_charge(limit: &'a BoundLimit, charge: &'a Charge<'a>) -> Self {
         let Charge { key, cost, permit, ref tag, .. } = *charge;
         Self { limit, key, cost, permit, excess: limit.excess, tag: Some(tag) }
+    }
+
+    /// Returns the charge for the store in memory, with the hash of its key.
+    #[inline]
+    pub(super) fn slot(&self, hash: KeyHash) -> Slot<'a> {
+        let limit = self.limit;
+        Slot {
+            scope: &limit.scope,
+            id: hash.in_scope(&limit.scope),
+            limit: &limit.limit,
+            cost: self.cost,
+            permit: self.permit,
+            enforced: limit.enforced,
+            excess: self.excess,
+        }
     }
 
     /// Marks the units as already spent. `None` if the limit does not apply to such units.

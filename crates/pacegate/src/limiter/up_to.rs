@@ -1,5 +1,7 @@
 //! Checks that are granted fewer units than requested, if fewer are left.
 
+use std::convert::Infallible;
+
 use smallvec::SmallVec;
 
 use super::{
@@ -141,7 +143,7 @@ impl Charges<'_, SharedLimiter> {
             return Err(StoreError::Unsupported(problem.to_owned()).into());
         }
         let most = charges.iter().map(|charge| charge.cost).min().unwrap_or(0);
-        self.shared.grant(resolved, most, id).await
+        self.shared().grant(resolved, most, id).await
     }
 }
 
@@ -169,11 +171,12 @@ impl Evaluator {
     /// Decides by failure modes.
     fn grant_fallback(&self, resolved: &Resolved<'_>, most: u64) -> (u64, Evaluation) {
         let mut granted = 0;
-        let evaluation = self.evaluate_fallback_with(resolved, |slots| {
+        let charge = |slots: &[Slot<'_>]| {
             let (units, outcomes, now) = self.memory.charge_slots_up_to(slots, most);
             granted = units;
-            (outcomes, now)
-        });
+            Ok::<_, Infallible>((outcomes, now))
+        };
+        let Ok(evaluation) = self.fall_back(resolved, charge);
         (granted, evaluation)
     }
 

@@ -4,7 +4,7 @@ use std::{
     collections::{HashMap, VecDeque},
     future::poll_fn,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     task::{Poll, Waker},
@@ -31,7 +31,7 @@ struct Shared {
     /// Each number covers a part of all keys, so a notification may cause a spurious attempt for another key. It is
     /// counted before the lock is taken to wake the first caller, which compares the number under the lock before it
     /// waits; so none is missed.
-    notifications: Box<[AtomicU64; PARTS]>,
+    notifications: OnceLock<Box<[AtomicU64; PARTS]>>,
 }
 
 /// The number of notification counters, a power of two.
@@ -78,8 +78,8 @@ pub(super) struct Full(pub(super) usize);
 
 impl WaitQueue {
     pub(super) fn new(max_waiters: usize) -> Self {
-        let notifications = Box::new([const { AtomicU64::new(0) }; PARTS]);
-        Self { shared: Arc::new(Shared { max_waiters, queues: Mutex::default(), notifications }) }
+        let (queues, notifications) = (Mutex::default(), OnceLock::new());
+        Self { shared: Arc::new(Shared { max_waiters, queues, notifications }) }
     }
 
     /// Returns `true` if no caller waits for `key`.
@@ -101,7 +101,7 @@ impl WaitQueue {
 
     /// Wakes the first caller of every queue.
     pub(super) fn notify_all(&self) {
-        for notifications in self.shared.notifications.iter() {
+        for notifications in self.shared.all_notifications() {
             notifications.fetch_add(1, Ordering::SeqCst);
         }
         let mut queues = self.shared.queues.lock();
@@ -142,7 +142,12 @@ impl Queue {
 
 impl Shared {
     fn notifications(&self, key: Identity) -> &AtomicU64 {
-        &self.notifications[key.part(PARTS)]
+        &self.all_notifications()[key.part(PARTS)]
+    }
+
+    /// Returns the counters, which are allocated at first use.
+    fn all_notifications(&self) -> &[AtomicU64; PARTS] {
+        self.notifications.get_or_init(|| Box::new([const { AtomicU64::new(0) }; PARTS]))
     }
 }
 

@@ -36,8 +36,8 @@ pub(super) struct IndexKey {
 /// The number of policies of a domain that each index key would find.
 pub(super) struct Selectivity<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usize>>);
 
-/// The indexes of the policies for each value or prefix.
-type Places = HashMap<Vec<u8>, Vec<usize>>;
+/// The indexes of the policies for each value or prefix. Clients choose the values to look up, but add none.
+type Places = HashMap<Vec<u8>, Vec<usize>, foldhash::fast::RandomState>;
 
 impl IndexKey {
     /// Returns all possible index keys of a policy, values before prefixes.
@@ -136,7 +136,7 @@ fn insert(
     place: usize,
 ) {
     let known = index.iter().position(|(other, _)| other == attribute).unwrap_or_else(|| {
-        index.push((attribute.clone(), HashMap::new()));
+        index.push((attribute.clone(), Places::default()));
         index.len() - 1
     });
     index[known].1.entry(value).or_default().push(place);

@@ -7,7 +7,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    FailureMode, Lease, Match, Mode, Override, Policy, PolicyName, PolicyNameError,
+    FailureMode, Lease, Match, Mode, Override, Policy, PolicyName, PolicyNameError, ThresholdError,
     index::{DomainIndex, Selectivity},
     view::{Forms, View},
 };
@@ -48,7 +48,10 @@ struct CompiledPolicies {
     limits: Vec<LimitEntry>,
     /// For each policy, ranges in `limits`: first the limits of the policy, then the limits of each override.
     ranges: Vec<SmallVec<[Range<usize>; 1]>>,
-    domains: HashMap<String, DomainIndex>,
+    /// The index of the default domain, which has the empty name.
+    default_domain: DomainIndex,
+    /// The indexes of the other domains.
+    domains: HashMap<String, DomainIndex, foldhash::fast::RandomState>,
     /// The path forms that the policies compare.
     forms: Forms,
     /// The index of each policy.
@@ -91,6 +94,14 @@ pub enum PolicyError {
         policy: PolicyName,
         /// The reason.
         error: ParseLimitError,
+    },
+    /// A threshold of a policy is not a percentage from 1 to 100.
+    #[error("policy `{policy}`: {error}")]
+    InvalidThreshold {
+        /// The policy.
+        policy: PolicyName,
+        /// The reason.
+        error: ThresholdError,
     },
     /// Two policies have the same name, so they would share their counters.
     #[error("two policies are named `{0}`: names must be unique")]
@@ -441,8 +452,8 @@ fn check_record(policy: &Policy, limits: &[Limit]) -> Result<(), PolicyError> {
 
 impl CompiledPolicies {
     fn compile(policies: Vec<Policy>) -> Self {
-        let (mut limits, mut ranges) = (Vec::new(), Vec::new());
-        let mut domains: HashMap<String, DomainIndex> = HashMap::new();
+        let (mut limits, mut ranges) = (Vec::new(), Vec::with_capacity(policies.len()));
+        let (mut default_domain, mut domains) = (DomainIndex::default(), HashMap::default());
         for (place, policy) in policies.iter().enumerate() {
             let own = std::iter::once((Counter::Policy, &policy.limits));
             let replaced = policy.overrides.iter();
@@ -463,13 +474,17 @@ impl CompiledPolicies {
         }
         let selectivity = Selectivity::of(&policies);
         for (place, policy) in policies.iter().enumerate() {
-            let index = domains.entry(policy.domain.clone()).or_default();
+            let index: &mut DomainIndex = match &*policy.domain {
+                "" => &mut default_domain,
+                _ => domains.entry(policy.domain.clone()).or_default(),
+            };
             index.file(place, selectivity.rarest(policy));
         }
         let names = policies.iter().enumerate().map(|(place, policy)| (policy.name, place));
         let names = names.collect();
         let forms = Forms::of(&policies);
-        Self { policies, limits, ranges, domains, forms, names }
+        limits.shrink_to_fit();
+        Self { policies, limits, ranges, default_domain, domains, forms, names }
     }
 
     fn view<'r, 'a>(&self, request: &'r Request<'a>) -> View<'r, 'a> {
@@ -478,7 +493,13 @@ impl CompiledPolicies {
 
     /// Returns the indexes of the policies that cover a request, in ascending order.
     fn find(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
-        let Some(index) = self.domains.get(view.domain()) else { return SmallVec::new() };
+        let index = match view.domain() {
+            "" => &self.default_domain,
+            domain => match self.domains.get(domain) {
+                Some(index) => index,
+                None => return SmallVec::new(),
+            },
+        };
         let mut found = index.candidates(view);
         found.retain(|place| view.is_covered_by(&self.policies[*place]));
         found.sort_unstable();
@@ -506,7 +527,7 @@ mod tests {
         let set = PolicySet::new(policies).unwrap();
         ["/api/8", "/files/9/a/b", "/elsewhere"].map(|path| {
             let request = Request::new().with("path", path).with("method", "GET");
-            set.inner.domains[""].candidates(&set.inner.view(&request)).len()
+            set.inner.default_domain.candidates(&set.inner.view(&request)).len()
         })
     }
 

@@ -8,7 +8,10 @@ mod top;
 
 use std::{
     collections::HashMap,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
 };
 
 use crossbeam_utils::CachePadded;
@@ -53,6 +56,9 @@ pub struct Stats {
     pub store_failures: u64,
     /// The error of the last failed call. `None` if none has failed.
     pub last_store_failure: Option<StoreError>,
+    /// The number of [threshold events](crate::ThresholdEvent) that were dropped, because the store has not answered
+    /// the claims of 16,384 others yet. Always 0 for a [`Limiter`](crate::Limiter).
+    pub dropped_events: u64,
 }
 
 /// The statistics of one policy.
@@ -114,12 +120,19 @@ pub(crate) enum Event {
 pub(crate) struct Meter {
     /// In the order of their set; the last one is [`PolicyName::INLINE`].
     policies: Vec<PolicyName>,
-    /// Counts from before the policies last changed.
+    /// Counts from before the policies last changed. Empty if they never did.
     before: Vec<[u64; KINDS]>,
     /// Written only when a store fails, which is rare.
     store_failures: AtomicU64,
     /// The error of the last failure. A thread that finds it locked does not wait.
     last_store_failure: Mutex<Option<StoreError>>,
+    /// Allocated at the first request.
+    recorded: OnceLock<Box<Recorded>>,
+}
+
+/// The requests since the policies last changed.
+#[derive(Debug, Default)]
+struct Recorded {
     threads: ThreadLocal<CachePadded<Counters>>,
     busiest: CachePadded<Mutex<Sketch>>,
     most_denied: CachePadded<Mutex<Sketch>>,
@@ -159,15 +172,13 @@ impl Meter {
     /// Creates a meter for these policies and for limits without a policy.
     pub(crate) fn new(mut policies: Vec<PolicyName>) -> Self {
         policies.push(PolicyName::INLINE);
-        let before = vec![[0; KINDS]; policies.len()];
+        policies.shrink_to_fit();
         Self {
             policies,
-            before,
+            before: Vec::new(),
             store_failures: AtomicU64::new(0),
             last_store_failure: Mutex::new(None),
-            threads: ThreadLocal::new(),
-            busiest: CachePadded::default(),
-            most_denied: CachePadded::default(),
+            recorded: OnceLock::new(),
         }
     }
 
@@ -175,15 +186,16 @@ impl Meter {
     pub(crate) fn succeeded_by(&self, policies: Vec<PolicyName>) -> Self {
         let mut next = Self::new(policies);
         let totals: HashMap<_, _> = self.policies.iter().zip(self.totals()).collect();
-        for (policy, before) in next.policies.iter().zip(&mut next.before) {
-            if let Some(&total) = totals.get(policy) {
-                *before = total;
-            }
-        }
+        let before = |policy| totals.get(policy).copied().unwrap_or_default();
+        next.before = next.policies.iter().map(before).collect();
         next.store_failures = self.store_failures.load(Ordering::Relaxed).into();
         next.last_store_failure = Mutex::new(self.last_store_failure.lock().clone());
-        next.busiest = CachePadded::new(Mutex::new(self.busiest.lock().clone()));
-        next.most_denied = CachePadded::new(Mutex::new(self.most_denied.lock().clone()));
+        if let Some(recorded) = self.recorded.get() {
+            let copy = |sketch: &Mutex<Sketch>| CachePadded::new(Mutex::new(sketch.lock().clone()));
+            let (busiest, most_denied) = (copy(&recorded.busiest), copy(&recorded.most_denied));
+            let threads = ThreadLocal::new();
+            next.recorded = Box::new(Recorded { threads, busiest, most_denied }).into();
+        }
         next
     }
 
@@ -228,7 +240,12 @@ impl Meter {
     /// Returns the counters of this thread.
     #[inline]
     pub(crate) fn tally(&self) -> &Counters {
-        self.threads.get_or(|| Counters::new(self.policies.len()))
+        self.recorded().threads.get_or(|| Counters::new(self.policies.len()))
+    }
+
+    #[inline]
+    fn recorded(&self) -> &Recorded {
+        self.recorded.get_or_init(Box::default)
     }
 
     /// Returns the index for charges without a policy.
@@ -255,8 +272,9 @@ impl Meter {
                 shadow_denied_units,
             }
         };
-        let mut most_denied = self.most_denied.lock().top(now);
-        let mut sketch = self.busiest.lock();
+        let recorded = self.recorded();
+        let mut most_denied = recorded.most_denied.lock().top(now);
+        let mut sketch = recorded.busiest.lock();
         let busiest = sketch.top(now);
         for TopKey { policy, whole, allowed, .. } in &mut most_denied {
             // Only the other sketch has seen requests that were allowed before the first denial.
@@ -271,6 +289,7 @@ impl Meter {
             most_denied,
             store_failures: self.store_failures.load(Ordering::Relaxed),
             last_store_failure: self.last_store_failure.lock().clone(),
+            dropped_events: 0,
         }
     }
 
@@ -285,19 +304,21 @@ impl Meter {
     ) {
         let policy = self.policies[policy];
         let seen = Seen { event, weight, counts: true };
-        self.busiest.lock().add(policy, key, seen, now);
+        let recorded = self.recorded();
+        recorded.busiest.lock().add(policy, key, seen, now);
         if event == Event::Allowed {
             // Only if the key already has denials.
-            self.most_denied.lock().note(policy, key, Seen { counts: false, ..seen }, now);
+            recorded.most_denied.lock().note(policy, key, Seen { counts: false, ..seen }, now);
         } else {
-            self.most_denied.lock().add(policy, key, seen, now);
+            recorded.most_denied.lock().add(policy, key, seen, now);
         }
     }
 
     /// Returns the counts of each policy, over all threads.
     fn totals(&self) -> Vec<[u64; KINDS]> {
         let mut totals = self.before.clone();
-        for counters in &self.threads {
+        totals.resize(self.policies.len(), [0; KINDS]);
+        for counters in self.recorded.get().iter().flat_map(|recorded| &recorded.threads) {
             for (policy, sum) in totals.iter_mut().enumerate() {
                 for (sum, events) in sum.iter_mut().zip(counters.of(policy)) {
                     *sum = sum.wrapping_add(events.load(Ordering::Relaxed));

@@ -86,6 +86,10 @@ impl Subject for Partial {
     fn supports_up_to(&self) -> bool {
         false
     }
+
+    fn supports_reservations(&self) -> bool {
+        false
+    }
 }
 
 #[test]

@@ -16,9 +16,11 @@ mod failure;
 mod flood;
 mod policies;
 mod rates;
+mod reservations;
 mod shared;
 mod shares;
 mod stats;
+mod thresholds;
 mod up_to;
 mod waiting;
 

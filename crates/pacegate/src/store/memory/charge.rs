@@ -15,8 +15,12 @@ use super::{
 };
 use crate::{
     Limit, Outcomes,
-    algorithm::{self, Excess, Outcome},
+    algorithm::{self, Excess, Outcome, State},
+    clock::Timestamp,
 };
+
+/// One state for each slot.
+pub(super) type States = SmallVec<[State; 4]>;
 
 /// A charge whose key has been hashed.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +71,7 @@ impl MemoryStore {
     /// requests take this path.
     #[inline]
     pub(crate) fn charge_cell(&self, slot: &Slot<'_>) -> (Outcome, u64) {
-        let inner = &*self.inner;
+        let inner = self.shards();
         // Read before the lock is taken, so that the CPU can overlap both. After it, they would run one after the
         // other.
         let read = inner.time.now();
@@ -82,13 +86,13 @@ impl MemoryStore {
         (outcome, now)
     }
 
-    /// Decides charges to fixed-size states independently, in their order. `slot` returns the charge to a key. `each`
-    /// is called with the index of a key, its outcome and the instant of the decision.
+    /// Decides charges to fixed-size states independently, in their order. `slot` returns the charge to a key, and is
+    /// called while the locks are held. `each` is called with the index of a key, its outcome and the instant of the
+    /// decision, after the locks were released: other threads wait for less time.
     ///
     /// Takes as many locks as possible without waiting, reads the memory of all their keys, and then decides, so that
     /// the memory loads of a batch overlap. It never waits for a lock while it holds another, so it needs no lock
     /// order.
-    /// `slot` and `each` are called while the locks are held.
     #[inline]
     pub(crate) fn charge_each<'a>(
         &self,
@@ -96,8 +100,9 @@ impl MemoryStore {
         slot: impl Fn(usize, Identity) -> Slot<'a>,
         mut each: impl FnMut(usize, Outcome, u64),
     ) {
-        let inner = &*self.inner;
+        let inner = self.shards();
         let mut held = LockedTables { tables: ArrayVec::new(), places: ArrayVec::new() };
+        let mut outcomes = ArrayVec::<Outcome, BATCH>::new();
         let mut from = 0;
         while from < ids.len() {
             held.lock(inner, &ids[from..]);
@@ -106,11 +111,14 @@ impl MemoryStore {
             let (now, sweep) = held.start_decision(inner);
             for (place, &id) in ids.iter().enumerate() {
                 let slot = slot(from + place, id);
-                each(from + place, inner.charge_alone(held.table(place), &slot, now), now);
+                outcomes.push(inner.charge_alone(held.table(place), &slot, now));
             }
             held.tables.clear();
+            for outcome in outcomes.drain(..) {
+                each(from, outcome, now);
+                from += 1;
+            }
             inner.sweep_times(sweep);
-            from += ids.len();
         }
     }
 
@@ -122,7 +130,7 @@ impl MemoryStore {
             let (outcome, now) = self.charge_cell(slot);
             return (Outcomes::from_iter([outcome]), now);
         }
-        let inner = &*self.inner;
+        let inner = self.shards();
         let mut locked = inner.lock_all(slots);
         let (now, sweep) = locked.start_decision(inner);
         let outcomes = inner.charge_locked(&mut locked, slots, now);
@@ -134,7 +142,7 @@ impl MemoryStore {
     /// Charges as many units to all slots as the enforced ones have, at most `most`. Returns their number, the outcomes
     /// and the instant of the decision. See [`Store::charge_up_to`](crate::Store::charge_up_to).
     pub(crate) fn charge_slots_up_to(&self, slots: &[Slot<'_>], most: u64) -> (u64, Outcomes, u64) {
-        let inner = &*self.inner;
+        let inner = self.shards();
         let mut locked = inner.lock_all(slots);
         let (now, sweep) = locked.start_decision(inner);
         let mut units = most;
@@ -163,6 +171,21 @@ impl MemoryStore {
         let fits = slots.iter().zip(&*outcomes).all(fits);
         (if fits { units } else { 0 }, outcomes, now)
     }
+
+    /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just after
+    /// that; of a log, its instant only.
+    pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, States, u64) {
+        let inner = self.shards();
+        let mut locked = inner.lock_all(slots);
+        let (now, sweep) = locked.start_decision(inner);
+        let outcomes = inner.charge_locked(&mut locked, slots, now);
+        let states = slots.iter().enumerate();
+        let states = states.map(|(place, slot)| locked.parts(place).0.state(slot.id, now));
+        let states = states.collect();
+        drop(locked);
+        inner.sweep_times(sweep);
+        (outcomes, states, now)
+    }
 }
 
 impl Shards {
@@ -190,7 +213,24 @@ impl Shards {
         }
     }
 
+    #[inline]
     fn lock_all<'a>(&'a self, slots: &[Slot<'_>]) -> Locked<'a> {
+        let mut orders = slots.iter().map(|slot| self.lock_order(slot));
+        // The common case: all limits count by the same key.
+        if let Some(first) = orders.next()
+            && orders.all(|order| order == first)
+        {
+            return Locked {
+                guards: SmallVec::from_iter([self.lock_shard(first)]),
+                places: SmallVec::from_elem(0, slots.len()),
+                overflow: None,
+            };
+        }
+        self.lock_in_order(slots)
+    }
+
+    /// Locks the shards of slots with different keys, in the global order.
+    fn lock_in_order<'a>(&'a self, slots: &[Slot<'_>]) -> Locked<'a> {
         let mut order: SmallVec<[(u32, u32); 16]> = slots
             .iter()
             .enumerate()
@@ -213,6 +253,7 @@ impl Shards {
         locked
     }
 
+    #[inline]
     fn lock_order(&self, slot: &Slot<'_>) -> usize {
         if slot.limit.algorithm().keeps_log() {
             self.cells.len() + slot.id.shard(self.logs.len())
@@ -221,6 +262,7 @@ impl Shards {
         }
     }
 
+    #[inline]
     fn lock_shard(&self, order: usize) -> Shard<'_> {
         match self.cells.get(order) {
             Some(table) => Shard::Cells(table.0.lock()),
@@ -345,6 +387,15 @@ impl<'a> Locked<'a> {
 }
 
 impl Shard<'_> {
+    /// Returns the state of a key; of a log, the instant only.
+    fn state(&self, id: Identity, now: u64) -> State {
+        match self {
+            Self::Cells(table) => table.find(id).map(|place| table.state(place)),
+            Self::Logs(_) => None,
+        }
+        .unwrap_or_else(|| State::new(Timestamp::from_micros(now), 0, 0))
+    }
+
     fn shard_clock(&mut self) -> &mut ShardClock {
         match self {
             Self::Cells(table) => &mut table.shard_clock,

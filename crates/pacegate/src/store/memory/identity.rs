@@ -5,19 +5,19 @@
 //! not cryptographic. It need not be, because hashes never leave the store either: a client cannot choose a key that
 //! collides with another key or overloads one shard. The [`Owner`] replaces the low bits. With four billion keys in
 //! one policy, the probability that any two collide is 2^-38.
+//!
+//! A key is hashed once for all its limits. It has the same shard under each of them, so that a request with several
+//! limits on one key takes one lock. The bits that select the shard, at most 16, therefore do not separate two limits
+//! of one key; the other 85 do.
 
+use std::hash::Hasher;
 #[cfg(not(pacegate_loom))]
-use std::hash::RandomState as ScopeHasher;
-use std::{
-    cell::Cell,
-    hash::{BuildHasher, Hasher},
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::hash::RandomState as RandomSource;
 
-use foldhash::{SharedSeed, quality::FoldHasher};
+use foldhash::{SharedSeed, fast, quality};
 
 use super::share::Owner;
-use crate::{Algorithm, Counter, KeyRef, Limit, policy::PolicyName};
+use crate::{Counter, KeyRef, Limit, policy::PolicyName};
 
 /// The identity of a key in the store. Never zero, which marks an empty cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,113 +28,96 @@ pub(crate) struct Identity {
 
 /// The hash seeds and the tag for the keys of one counter of a policy. Another algorithm or period has another scope,
 /// so its counters start unused. For another amount or burst, that depends on the [`Counter`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scope {
-    /// Seeds for keys of one part. Tuples have other seeds, so that a single part never collides with a tuple.
-    one: Seeds,
-    tuple: Seeds,
+    high: u64,
+    low: u64,
     tag: Owner,
 }
 
-type Seeds = (u64, u64);
+/// The hash of a key, which is the same in all scopes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyHash {
+    high: u64,
+    low: u64,
+}
 
 /// The random secrets of one store.
 #[derive(Clone)]
 pub(crate) struct Secret {
-    /// A number that is unique in the process.
-    number: u64,
-    scopes: ScopeHasher,
-    high: SharedSeed,
-    low: SharedSeed,
+    high: HalfSecret,
+    low: HalfSecret,
 }
 
-/// The input from which a scope is computed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Subject {
-    secret: u64,
-    policy: PolicyName,
-    counter: [u64; 3],
-    period: u64,
-    algorithm: Algorithm,
+/// The random secrets of one half of the hash.
+#[derive(Clone)]
+struct HalfSecret {
+    shared: SharedSeed,
+    scopes: u64,
+    /// Seeds for keys of one part, and for tuples: a single part never collides with a tuple.
+    ///
+    /// Both are random. A constant difference between them would be unsafe: the hash computes the exclusive or of its
+    /// seed and the key, so a client could build a single part that cancels the difference and collides with a tuple.
+    keys: [u64; 2],
 }
 
-thread_local! {
-    /// The last scope that this thread computed. Inline limits are often the same as in the last request.
-    static LAST: Cell<Option<(Subject, Scope)>> = const { Cell::new(None) };
-}
+/// The low bits of [`Identity::high`] are the same in all scopes.
+const SHARD_BITS: u32 = 16;
+/// The maximum number of shards.
+pub(super) const MAX_SHARDS: usize = 1 << SHARD_BITS;
 
 /// Without random keys, because the model checker needs deterministic runs.
 #[cfg(pacegate_loom)]
-type ScopeHasher = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+type RandomSource = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 impl Secret {
     pub(super) fn random() -> Self {
-        // The standard library gets random keys from the operating system. SipHash with these keys returns the seeds.
-        let seed = |part: u8| SharedSeed::from_u64(ScopeHasher::default().hash_one(part));
-        let (high, low) = (seed(1), seed(2));
-        Self { number: next_number(), scopes: ScopeHasher::default(), high, low }
+        Self { high: HalfSecret::random(0), low: HalfSecret::random(1) }
     }
 
-    /// Returns the scope of a counter. `tag` looks up the tag of the policy, which never changes.
+    /// Returns the scope of a counter, whose policy has the tag `tag`.
+    #[inline]
     pub(super) fn scope(
         &self,
         policy: PolicyName,
         counter: Counter,
         limit: &Limit,
-        tag: impl FnOnce() -> Owner,
+        tag: Owner,
     ) -> Scope {
-        let subject = self.subject(policy, counter, limit);
-        if let Some((known, scope)) = LAST.get()
-            && known == subject
-        {
-            return scope;
-        }
-        let scope = self.scope_of(subject, tag());
-        LAST.set(Some((subject, scope)));
-        scope
+        let [kind, first, second] = counter.to_words(limit);
+        let hash = |secret: &HalfSecret| {
+            let mut hasher = quality::FoldHasher::with_seed(secret.scopes, &secret.shared);
+            hasher.write(policy.as_str().as_bytes());
+            hasher.write(limit.algorithm().name().as_bytes());
+            for word in [limit.period_micros(), kind, first, second] {
+                hasher.write_u64(word);
+            }
+            hasher.finish()
+        };
+        Scope { high: hash(&self.high), low: hash(&self.low), tag }
     }
 
-    fn subject(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Subject {
-        let (period, algorithm) = (limit.period_micros(), limit.algorithm());
-        let counter = counter.to_words(limit);
-        Subject { secret: self.number, policy, counter, period, algorithm }
-    }
-
-    fn scope_of(&self, subject: Subject, tag: Owner) -> Scope {
-        let Subject { policy, counter, period, algorithm, .. } = subject;
-        let name = (period, policy, counter, algorithm.name());
-        let seed = |form: u8| self.scopes.hash_one((form, name));
-        let (high, low) = (seed(1), seed(2));
-        Scope { one: (high, low), tuple: (scramble(high), scramble(low)), tag }
-    }
-
-    /// Returns the identity of `key` in `scope`.
+    /// Hashes a key.
     #[inline]
-    pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
-        let (high, low) = if key.is_tuple() { scope.tuple } else { scope.one };
-        let hash = |seed, shared| {
-            let mut hasher = FoldHasher::with_seed(seed, shared);
+    pub(crate) fn hash(&self, key: KeyRef<'_>) -> KeyHash {
+        let hash = |secret: &HalfSecret| {
+            let seed = secret.keys[usize::from(key.is_tuple())];
+            let mut hasher = fast::FoldHasher::with_seed(seed, &secret.shared);
             hasher.write(key.as_bytes());
             hasher.finish()
         };
-        Identity::new(hash(high, &self.high), hash(low, &self.low), scope.tag)
+        KeyHash { high: hash(&self.high), low: hash(&self.low) }
     }
 }
 
-fn next_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// Derives the seed for tuples from the seed for single parts, with an unpredictable difference.
-///
-/// A constant difference would be unsafe: the hash computes the exclusive or of its seed and the key, so a client could
-/// build a single part that cancels the difference and collides with a tuple.
-fn scramble(mut seed: u64) -> u64 {
-    for (shift, factor) in [(30, 0xbf58_476d_1ce4_e5b9), (27, 0x94d0_49bb_1331_11eb)] {
-        seed = (seed ^ seed >> shift).wrapping_mul(factor);
+impl HalfSecret {
+    fn random(half: u8) -> Self {
+        // The standard library gets random keys from the operating system. SipHash with these keys returns the seeds.
+        let source = RandomSource::default();
+        let seed = |part: u8| std::hash::BuildHasher::hash_one(&source, (half, part));
+        let shared = SharedSeed::from_u64(seed(0));
+        Self { shared, scopes: seed(1), keys: [seed(2), seed(3)] }
     }
-    seed ^ seed >> 31
 }
 
 impl std::fmt::Debug for Secret {
@@ -146,8 +129,25 @@ impl std::fmt::Debug for Secret {
 impl Scope {
     /// Returns the identity of the overflow budget, which all keys of this scope without room share.
     pub(super) fn overflow(&self) -> Identity {
-        Identity::new(self.one.0, self.one.1, self.tag)
+        Identity::new(self.high, self.low, self.tag)
     }
+}
+
+impl KeyHash {
+    /// Returns the identity of the key in a scope.
+    #[inline]
+    pub(crate) fn in_scope(self, scope: &Scope) -> Identity {
+        const SHARD: u64 = (1 << SHARD_BITS) - 1;
+        let high = mix(self.high ^ scope.high) & !SHARD | self.high >> (64 - SHARD_BITS);
+        Identity::new(high, mix(self.low ^ scope.low), scope.tag)
+    }
+}
+
+/// Spreads each bit over all others, as the last step of a hash: a multiplication, folded to its width.
+#[inline]
+fn mix(word: u64) -> u64 {
+    let product = u128::from(word) * 0x9e37_79b9_7f4a_7c15;
+    product as u64 ^ (product >> 64) as u64
 }
 
 impl Identity {
@@ -185,7 +185,7 @@ impl Identity {
     pub(super) fn of_test(number: u64) -> Self {
         let seed = SharedSeed::from_u64(1);
         let hash = |seed, shared| {
-            let mut hasher = FoldHasher::with_seed(seed, shared);
+            let mut hasher = quality::FoldHasher::with_seed(seed, shared);
             hasher.write_u64(number);
             hasher.finish()
         };
@@ -214,49 +214,83 @@ impl Hasher for PassThroughHasher {
 
 #[cfg(all(test, not(pacegate_loom)))]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
-    /// The hash computes the exclusive or of its seed and the first eight bytes of the key.
-    #[test]
-    fn no_key_passes_for_a_tuple_by_a_difference_that_is_known() {
-        let difference = |scope: &Scope| (scope.one.0 ^ scope.tuple.0, scope.one.1 ^ scope.tuple.1);
-        let secret = Secret::random();
-        let scopes: Vec<_> = (1..100)
-            .map(|amount| {
-                let period = std::time::Duration::from_secs(amount);
-                let limit = Limit::new(1, period).unwrap();
-                secret.scope(PolicyName::DEFAULT, Counter::Policy, &limit, || Owner::of(1))
+    const OWNER: Owner = Owner::TEST;
+
+    fn scopes(secret: &Secret) -> Vec<Scope> {
+        let limits = ["1/minute", "2/minute", "1/hour", "1/minute sliding-window"];
+        let limits = limits.map(|limit| limit.parse::<Limit>().unwrap());
+        let counters =
+            [Counter::Policy, Counter::Override(1), Counter::Override(2), Counter::Limit];
+        let policies = [PolicyName::DEFAULT, PolicyName::INLINE];
+        let all = policies.into_iter().flat_map(|policy| {
+            counters.into_iter().flat_map(move |counter| {
+                limits.into_iter().map(move |limit| (policy, counter, limit))
             })
-            .collect();
-        let mut seen = std::collections::HashSet::new();
-        for scope in &scopes {
-            let (high, low) = difference(scope);
-            assert!(seen.insert(high) && seen.insert(low), "the same difference twice");
-        }
+        });
+        all.map(|(policy, counter, limit)| secret.scope(policy, counter, &limit, OWNER)).collect()
     }
 
     #[test]
-    fn the_last_scope_is_given_only_for_what_it_is_of() {
-        let secrets = [Secret::random(), Secret::random()];
-        let limits = ["1/minute", "2/minute", "1/hour", "1/minute sliding-window"];
-        let counted = [
-            (PolicyName::DEFAULT, Counter::Policy),
-            (PolicyName::DEFAULT, Counter::Override(1)),
-            (PolicyName::DEFAULT, Counter::Override(2)),
-            (PolicyName::INLINE, Counter::Limit),
-        ];
-        for _ in 0..2 {
-            for limit in limits.map(|limit| limit.parse::<Limit>().unwrap()) {
-                for (secret, counted) in secrets.iter().flat_map(|one| counted.map(|c| (one, c))) {
-                    let (policy, counter) = counted;
-                    let subject = secret.subject(policy, counter, &limit);
-                    let afresh = secret.scope_of(subject, Owner::of(1));
-                    let [first, again] =
-                        [(); 2].map(|()| secret.scope(policy, counter, &limit, || Owner::of(1)));
-                    assert_eq!((first.one, first.tuple), (afresh.one, afresh.tuple));
-                    assert_eq!((again.one, again.tuple), (afresh.one, afresh.tuple));
-                }
+    fn counters_have_separate_scopes_unless_only_the_amount_differs() {
+        let scopes = scopes(&Secret::random());
+        let distinct: HashSet<_> = scopes.iter().map(|scope| (scope.high, scope.low)).collect();
+        // Of four limits, two differ only in the amount, which separates only the counters of limits.
+        assert_eq!(distinct.len(), 2 * (3 * 3 + 4));
+    }
+
+    #[test]
+    fn keys_have_separate_identities_in_each_scope_and_one_shard() {
+        let secret = Secret::random();
+        let mut scopes = scopes(&secret);
+        scopes.dedup();
+        let mut seen = HashSet::new();
+        for number in 0..1_000_u32 {
+            let text = number.to_string();
+            let keys =
+                [KeyRef::new(text.as_bytes()).to_buf(), crate::KeyBuf::from_key((number, 1))];
+            for key in keys {
+                let hash = secret.hash(key.as_ref());
+                let shards: HashSet<_> = scopes
+                    .iter()
+                    .map(|scope| {
+                        let id = hash.in_scope(scope);
+                        assert!(seen.insert((id, scope.high)), "{key}");
+                        id.shard(MAX_SHARDS)
+                    })
+                    .collect();
+                assert_eq!(shards.len(), 1, "{key}");
             }
         }
+        let ids: HashSet<_> = seen.iter().map(|(id, _)| *id).collect();
+        assert_eq!(ids.len(), seen.len());
+    }
+
+    #[test]
+    fn shards_get_equal_shares_of_the_keys() {
+        let secret = Secret::random();
+        let mut keys = [0; 64];
+        for number in 0..64_000_u32 {
+            let text = format!("user:{number:015}");
+            let id = secret.hash(KeyRef::new(text.as_bytes())).in_scope(&scopes(&secret)[0]);
+            keys[id.shard(64)] += 1;
+        }
+        // Six standard deviations.
+        assert!(keys.iter().all(|count| (810..1_190).contains(count)), "{keys:?}");
+    }
+
+    /// The hash computes the exclusive or of its seed and the first eight bytes of the key.
+    #[test]
+    fn the_seeds_of_tuples_differ_from_the_others_by_a_secret() {
+        let differences: HashSet<_> = (0..100)
+            .flat_map(|_| {
+                let Secret { high, low } = Secret::random();
+                [high, low].map(|half| half.keys[0] ^ half.keys[1])
+            })
+            .collect();
+        assert_eq!(differences.len(), 200);
     }
 }

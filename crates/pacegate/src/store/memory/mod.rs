@@ -17,12 +17,16 @@ mod logs;
 #[cfg(all(test, pacegate_loom))]
 mod loom_tests;
 mod overflow;
+pub(crate) mod reservations;
 mod room;
 mod share;
 mod table;
 mod tenants;
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
@@ -33,12 +37,13 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use self::{
-    identity::{Identity, Scope, Secret},
+    identity::{Identity, KeyHash, MAX_SHARDS, Scope, Secret},
     lock::Lock,
     logs::Logs,
     overflow::Overflows,
+    reservations::{RESERVATION_SHARDS, Reservations, ReservedCharge},
     room::Room,
-    share::{Registry, Share},
+    share::{Owner, Registry, Share},
     table::Table,
 };
 use super::{Charge, Store};
@@ -75,7 +80,7 @@ pub use tenants::ShareUsage;
 /// ```
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
-    inner: Arc<Shards>,
+    inner: Arc<Inner>,
 }
 
 /// The number of keys in a [`MemoryStore`], and the memory they take.
@@ -91,12 +96,30 @@ pub struct MemoryUsage {
     /// The number of charges since the store was created for which there was no room, so that the overflow budget of
     /// their policy decided. If it grows, raise `max_keys`.
     pub overflowed: u64,
+    /// The number of open reservations, including expired ones that are not removed yet. At most `max_keys`.
+    pub reservations: usize,
 }
 
-/// The state that all clones of a store share.
+/// The state that all clones of a store share. Small until the first key arrives, so that a program can have many
+/// limiters.
+#[derive(Debug)]
+struct Inner {
+    /// A number that is unique in the process.
+    number: u64,
+    max_keys: usize,
+    secret: Secret,
+    time: Time,
+    /// The tags of policies. While it is locked, only the lock that opens a share is taken.
+    registry: Lock<Registry>,
+    /// The tag of [`PolicyName::INLINE`], or 0 before its first use. Cached, because inline limits look it up often.
+    inline_tag: AtomicU64,
+    /// Allocated at the first charge.
+    shards: OnceLock<Box<Shards>>,
+}
+
+/// The keys of a store.
 #[derive(Debug)]
 struct Shards {
-    secret: Secret,
     time: Time,
     /// Shards of fixed-size states. Their number is a power of two.
     cells: Box<[Padded<Lock<Table>>]>,
@@ -112,10 +135,10 @@ struct Shards {
     keys: Room,
     /// The room for entries of logs.
     entries: Room,
-    /// The tags of policies. While it is locked, only the lock that opens a share is taken.
-    registry: Lock<Registry>,
-    /// The tag of [`PolicyName::INLINE`], or 0 before its first use. Cached, because inline limits look it up often.
-    inline_tag: AtomicU64,
+    /// Shards of open reservations. No other lock is taken while one is locked.
+    reservations: Box<[Padded<Lock<Reservations>>]>,
+    /// The number of open reservations, at most the maximum number of keys.
+    reserved: CachePadded<AtomicUsize>,
     overflowed: CachePadded<AtomicU64>,
     /// The number of the next sweep, which selects the shard.
     next_tended: CachePadded<AtomicUsize>,
@@ -137,7 +160,7 @@ struct ShardClock {
 }
 
 /// The clock of the store. The default clock is called directly, any other through a pointer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Time {
     System(&'static Disciplined),
     Other(Arc<dyn Clock>),
@@ -163,7 +186,8 @@ impl MemoryStore {
     /// Creates a store for at most `max_keys` keys with this clock, for example a [`ManualClock`](crate::ManualClock)
     /// in tests. `max_keys` is at least 1: 0 counts as 1.
     ///
-    /// The memory for keys is allocated as they arrive.
+    /// The memory for keys is allocated as they arrive. An empty store takes less than a kilobyte; its first key
+    /// allocates a table of shards, which takes 1 KiB for up to 32,000 keys and 48 KiB for a million.
     pub fn new(max_keys: usize, clock: impl Clock) -> Self {
         Self::build(max_keys, Time::Other(Arc::new(clock)))
     }
@@ -174,24 +198,28 @@ impl MemoryStore {
     }
 
     pub(crate) fn build(max_keys: usize, time: Time) -> Self {
-        let max_keys = max_keys.clamp(1, MAX_KEYS);
-        let shards = (max_keys / KEYS_PER_SHARD).next_power_of_two().clamp(MIN_SHARDS, 1 << 16);
-        let inner = Shards {
+        let inner = Inner {
+            number: next_number(),
+            max_keys: max_keys.clamp(1, MAX_KEYS),
             secret: Secret::random(),
             time,
-            cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
-            logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
-            has_logs: AtomicBool::new(false),
-            overflow: Lock::new(Overflows::default()),
-            overflows: CachePadded::new(AtomicU64::new(0)),
-            keys: Room::new(max_keys),
-            entries: Room::new(max_keys.saturating_mul(ENTRIES_PER_KEY)),
             registry: Lock::new(Registry::default()),
             inline_tag: AtomicU64::new(0),
-            overflowed: CachePadded::new(AtomicU64::new(0)),
-            next_tended: CachePadded::new(AtomicUsize::new(0)),
+            shards: OnceLock::new(),
         };
+        if cfg!(pacegate_loom) {
+            // The model checker does not know the lock of the standard library.
+            inner.allocate();
+        }
         Self { inner: Arc::new(inner) }
+    }
+
+    #[inline]
+    fn shards(&self) -> &Shards {
+        match self.inner.shards.get() {
+            Some(shards) => shards,
+            None => self.inner.allocate(),
+        }
     }
 
     /// Returns the current usage.
@@ -208,7 +236,7 @@ impl MemoryStore {
     /// assert!(usage.bytes < 100_000);
     /// ```
     pub fn usage(&self) -> MemoryUsage {
-        let inner = &*self.inner;
+        let inner = self.shards();
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
         let logs: usize = inner.logs.iter().map(|shard| shard.0.lock().bytes()).sum();
         let overflow = inner.overflow.lock().size();
@@ -218,6 +246,7 @@ impl MemoryStore {
             max_keys: inner.keys.max(),
             bytes: cells * 32 + logs,
             overflowed: inner.overflowed.load(Ordering::Relaxed),
+            reservations: inner.reserved.load(Ordering::Relaxed),
         }
     }
 
@@ -226,7 +255,7 @@ impl MemoryStore {
     /// Locks one shard at a time, so a concurrent request waits for at most some tens of microseconds. Optional: call
     /// it after a flood of keys, or before the process becomes idle.
     pub fn reclaim(&self) {
-        let inner = &*self.inner;
+        let inner = self.shards();
         // The second round is for tables that became too large in the first.
         (0..2 * inner.cells.len()).for_each(|turn| inner.sweep_table(turn, usize::MAX));
         (0..inner.logs.len()).for_each(|turn| inner.sweep_log_shard(turn, usize::MAX));
@@ -234,8 +263,9 @@ impl MemoryStore {
     }
 
     /// Returns the scope of a counter, with which its keys are hashed. Registers a new policy.
+    #[inline]
     pub(crate) fn scope(&self, policy: PolicyName, counter: Counter, limit: &Limit) -> Scope {
-        self.inner.secret.scope(policy, counter, limit, || self.inner.tag(policy))
+        self.inner.secret.scope(policy, counter, limit, self.inner.tag(policy))
     }
 
     /// Returns the scope of a charge, with which its key is hashed.
@@ -243,10 +273,16 @@ impl MemoryStore {
         self.scope(charge.policy, charge.counter, &charge.limit)
     }
 
+    /// Hashes a key, for all scopes.
+    #[inline]
+    pub(crate) fn hash(&self, key: KeyRef<'_>) -> KeyHash {
+        self.inner.secret.hash(key)
+    }
+
     /// Hashes a key in a scope.
     #[inline]
     pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
-        self.inner.secret.identity(scope, key)
+        self.hash(key).in_scope(scope)
     }
 
     /// Returns the time of this store's clock, in microseconds.
@@ -255,7 +291,7 @@ impl MemoryStore {
     }
 
     /// Returns the elapsed time by the clock of this store. See [`Clock::elapsed`].
-    pub(crate) fn elapsed(&self) -> std::time::Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         match &self.inner.time {
             Time::System(_) => SystemClock::new().elapsed(),
             Time::Other(clock) => clock.elapsed(),
@@ -271,7 +307,7 @@ impl MemoryStore {
 
     /// Returns up to the cost of the slot to its key. Overflow budgets are not refunded.
     pub(crate) fn refund(&self, slot: &Slot<'_>) {
-        let inner = &*self.inner;
+        let inner = self.shards();
         if slot.limit.algorithm().keeps_log() {
             let mut logs = inner.logs_of(slot.id).lock();
             let now = logs.shard_clock.advance(&inner.time, inner.time.now());
@@ -289,7 +325,7 @@ impl MemoryStore {
 
     /// Removes the counter of the key, and returns its room to the share.
     pub(crate) fn reset(&self, slot: &Slot<'_>) {
-        let inner = &*self.inner;
+        let inner = self.shards();
         if slot.limit.algorithm().keeps_log() {
             if let Some(entries) = inner.logs_of(slot.id).lock().remove(slot.id) {
                 inner.entries.give_back(slot.share(), entries);
@@ -306,7 +342,7 @@ impl MemoryStore {
 
     /// Releases a permit. If it was taken from the overflow budget, it is there, and its key may have inherited a copy.
     pub(crate) fn release(&self, slot: &Slot<'_>) {
-        let inner = &*self.inner;
+        let inner = self.shards();
         if slot.permit == 0 {
             return;
         }
@@ -319,7 +355,7 @@ impl MemoryStore {
 
     /// Restarts the period of a permit. Returns `false` if it has expired.
     pub(crate) fn renew(&self, slot: &Slot<'_>) -> bool {
-        let inner = &*self.inner;
+        let inner = self.shards();
         let mut logs = inner.logs_of(slot.id).lock();
         let now = logs.shard_clock.advance(&inner.time, inner.time.now());
         let (renewed, freed) = logs.renew(slot.id, slot.limit, now, slot.permit);
@@ -335,7 +371,7 @@ impl MemoryStore {
     /// Returns the microseconds until the last of `costs` could be admitted, if they are charged in this order, each as
     /// early as possible, without other charges. Changes nothing.
     pub(crate) fn earliest(&self, slot: &Slot<'_>, costs: impl Iterator<Item = u64>) -> u64 {
-        let inner = &*self.inner;
+        let inner = self.shards();
         let now = inner.time.now();
         if slot.limit.algorithm().keeps_log() {
             let mut log = inner.logs_of(slot.id).lock().get(slot.id);
@@ -372,6 +408,11 @@ impl MemoryStore {
         }
         true
     }
+}
+
+fn next_number() -> u64 {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// Enough for the threads of a small machine. The model checker uses the smallest number above one.
@@ -418,9 +459,67 @@ impl Store for MemoryStore {
     fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
         Reply::Ready(Ok(self.clear(policies)))
     }
+
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        let scopes: SmallVec<[Scope; 4]> =
+            charges.iter().map(|charge| self.scope_of(charge)).collect();
+        let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
+        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
+        let counter = |place: usize| Some((charges[place].policy, charges[place].counter));
+        let reserved = self.reserve_slots(&slots, counter, (id, ttl));
+        Reply::Ready(reserved.map(|(outcomes, _)| outcomes))
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        let current_limit = |reserved: &ReservedCharge| {
+            let identity = |charge: &Charge<'_>| self.identity(&self.scope_of(charge), charge.key);
+            let current = charges.iter().find(|charge| identity(charge) == reserved.id);
+            let current = current.map(|charge| (charge.limit, charge.max_debt));
+            current.unwrap_or_else(|| reserved.unchanged_limit())
+        };
+        Reply::Ready(Ok(self.settle_reservation(id, actual, current_limit, |_| {})))
+    }
+}
+
+impl Inner {
+    /// Allocates the shards, and opens the shares of all policies.
+    #[cold]
+    fn allocate(&self) -> &Shards {
+        let new = || Box::new(Shards::new(self.max_keys, self.time.clone()));
+        let shards = self.shards.get_or_init(new);
+        // A policy that is registered from here on finds the shards, and opens its share itself.
+        self.registry.lock().tags().for_each(|tag| shards.open(tag));
+        shards
+    }
 }
 
 impl Shards {
+    fn new(max_keys: usize, time: Time) -> Self {
+        let shards = (max_keys / KEYS_PER_SHARD).next_power_of_two().clamp(MIN_SHARDS, MAX_SHARDS);
+        Self {
+            time,
+            cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
+            logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
+            has_logs: AtomicBool::new(false),
+            overflow: Lock::new(Overflows::default()),
+            overflows: CachePadded::new(AtomicU64::new(0)),
+            keys: Room::new(max_keys),
+            entries: Room::new(max_keys.saturating_mul(ENTRIES_PER_KEY)),
+            reservations: (0..RESERVATION_SHARDS)
+                .map(|_| Padded(Lock::new(Reservations::default())))
+                .collect(),
+            reserved: CachePadded::new(AtomicUsize::new(0)),
+            overflowed: CachePadded::new(AtomicU64::new(0)),
+            next_tended: CachePadded::new(AtomicUsize::new(0)),
+        }
+    }
+
+    /// Gives the share of a tag its guarantees for keys and log entries.
+    fn open(&self, tag: Owner) {
+        self.keys.open(tag.share());
+        self.entries.open(tag.share());
+    }
+
     #[inline]
     fn cells_of(&self, id: Identity) -> &Lock<Table> {
         &self.cells[id.shard(self.cells.len())].0
@@ -536,8 +635,6 @@ impl ShardClock {
 
 #[cfg(all(test, not(pacegate_loom)))]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{Limiter, ManualClock};
 
@@ -549,7 +646,7 @@ mod tests {
             let limiter = Limiter::builder().limit(text).max_keys(1).clock(clock.clone());
             let limiter = limiter.build().unwrap();
             let _ = (limiter.check("first"), limiter.check("second"));
-            let overflows = || limiter.store().inner.overflows.load(Ordering::Relaxed);
+            let overflows = || limiter.store().shards().overflows.load(Ordering::Relaxed);
             assert_ne!(overflows(), 0, "{text}");
             clock.advance(Duration::from_secs(10));
             for _ in 0..2 * SWEEP_EVERY {

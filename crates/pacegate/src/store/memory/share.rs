@@ -62,6 +62,9 @@ impl Owner {
     /// The bits of an identity that contain the tag.
     pub(super) const MASK: u64 = (1 << (POLICY_SHIFT + POLICY_BITS)) - 1;
 
+    #[cfg(all(test, not(pacegate_loom)))]
+    pub(super) const TEST: Self = Self(1);
+
     fn new(share: Share, policy: u64) -> Self {
         Self(1 | u64::from(share.0) << SHARE_SHIFT | policy.min(MAX_POLICY) << POLICY_SHIFT)
     }
@@ -92,6 +95,11 @@ impl Registry {
     /// Returns the tag of a policy; `None` if it is new.
     pub(super) fn tag(&self, policy: PolicyName) -> Option<Owner> {
         self.policies.get(&policy).map(|known| known.tag)
+    }
+
+    /// Returns the tags of all policies.
+    pub(super) fn tags(&self) -> impl Iterator<Item = Owner> {
+        self.policies.values().map(|known| known.tag)
     }
 
     /// Adds a policy of a domain, or a name without a policy, and returns its tag. A known policy keeps its tag and

@@ -1,9 +1,9 @@
 //! The shares of domains, and clearing by policy.
 
-use std::collections::HashSet;
+use std::{cell::Cell, collections::HashSet};
 
 use super::{
-    MemoryStore, Ordering, Shards,
+    Inner, MemoryStore, Ordering,
     identity::Identity,
     share::{Owner, Share},
 };
@@ -25,25 +25,28 @@ pub struct ShareUsage {
     pub guaranteed: usize,
 }
 
+thread_local! {
+    /// The last tag that this thread looked up: the number of the store, the policy, and its tag, which never changes.
+    static LAST: Cell<Option<(u64, PolicyName, Owner)>> = const { Cell::new(None) };
+}
+
 impl MemoryStore {
     /// Returns the share of the limits outside policies, if there were any, and that of each domain by name.
     pub fn shares(&self) -> Vec<ShareUsage> {
         let usage = |domain: Option<Box<str>>, share: Share| {
-            let (keys, guaranteed) = self.inner.keys.of(share);
+            let (keys, guaranteed) = self.shards().keys.of(share);
             ShareUsage { domain: domain.map(Into::into), keys, guaranteed }
         };
         let domains = self.inner.registry.lock().domains();
-        let inline = (self.inner.keys.is_known(Share::INLINE)).then(|| usage(None, Share::INLINE));
+        let inline = self.shards().keys.is_known(Share::INLINE).then(|| usage(None, Share::INLINE));
         let own = domains.into_iter().map(|(domain, share)| usage(Some(domain), share));
         inline.into_iter().chain(own).collect()
     }
 
     /// Gives policies tags in the shares of their domains.
     pub(crate) fn register<'a>(&self, policies: impl Iterator<Item = (PolicyName, &'a str)>) {
-        let mut registry = self.inner.registry.lock();
         for (policy, domain) in policies {
-            let tag = registry.add(policy, Some(domain));
-            self.inner.open(tag);
+            self.inner.register(policy, Some(domain));
         }
     }
 
@@ -55,14 +58,14 @@ impl MemoryStore {
     /// Removes all keys of these policies, and returns their number. Locks one shard at a time: requests are decided in
     /// between, and their charges may be removed, too.
     pub(crate) fn clear(&self, policies: &[PolicyName]) -> u64 {
-        let inner = &*self.inner;
-        let registry = inner.registry.lock();
+        let registry = self.inner.registry.lock();
         let tags = policies.iter().filter_map(|policy| registry.tag(*policy));
         let tags: HashSet<Owner> = tags.collect();
         drop(registry);
         if tags.is_empty() {
             return 0;
         }
+        let inner = self.shards();
         let is_meant = |id: Identity| tags.contains(&id.tag());
         // Before the keys: a new key would inherit from the overflow budget.
         let mut overflow = inner.overflow.lock();
@@ -91,29 +94,40 @@ impl MemoryStore {
     }
 }
 
-impl Shards {
+impl Inner {
     /// Returns the tag of a policy. A name that is in no set uses the share of inline limits.
+    #[inline]
     pub(super) fn tag(&self, policy: PolicyName) -> Owner {
-        let is_inline = policy == PolicyName::INLINE;
-        let known = if is_inline { self.inline_tag.load(Ordering::Relaxed) } else { 0 };
-        if known != 0 {
-            return Owner::of(known);
+        if policy == PolicyName::INLINE {
+            let known = self.inline_tag.load(Ordering::Relaxed);
+            if known != 0 {
+                return Owner::of(known);
+            }
         }
-        let mut registry = self.registry.lock();
-        if let Some(tag) = registry.tag(policy) {
-            return tag;
+        match LAST.get() {
+            Some((number, last, tag)) if number == self.number && last == policy => tag,
+            _ => self.look_up_tag(policy),
         }
-        let tag = registry.add(policy, None);
-        self.open(tag);
-        if is_inline {
+    }
+
+    #[cold]
+    fn look_up_tag(&self, policy: PolicyName) -> Owner {
+        let known = self.registry.lock().tag(policy);
+        let tag = known.unwrap_or_else(|| self.register(policy, None));
+        LAST.set(Some((self.number, policy, tag)));
+        if policy == PolicyName::INLINE {
             self.inline_tag.store(tag.bits(), Ordering::Relaxed);
         }
         tag
     }
 
-    /// Gives the share of a tag its guarantees for keys and log entries.
-    fn open(&self, tag: Owner) {
-        self.keys.open(tag.share());
-        self.entries.open(tag.share());
+    /// Gives a policy a tag, and its share guarantees for keys and log entries.
+    fn register(&self, policy: PolicyName, domain: Option<&str>) -> Owner {
+        let tag = self.registry.lock().add(policy, domain);
+        // After the registry is unlocked: a thread that allocates the shards meanwhile opens the share.
+        if let Some(shards) = self.shards.get() {
+            shards.open(tag);
+        }
+        tag
     }
 }

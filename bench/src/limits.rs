@@ -1,0 +1,178 @@
+//! Limits that are chosen per call, several limits, policies, and the cost of a limiter without keys: each
+//! compared with a plain check of one limit.
+
+use std::{hint::black_box, time::Instant};
+
+use pacegate::{
+    Charge, Limit, Limiter, Policy, PolicyName, PolicySet, Request, policy::Condition,
+};
+
+use crate::{
+    memory::live_bytes,
+    report::Row,
+    row,
+    speed::{Candidate, HOUR, PLENTY, measure, ratio},
+    subjects::{ALL, limit},
+    traffic::{Keys, key},
+};
+
+/// Targets of issue 19, relative to a plain check.
+const MAX_CHECK_WITH: f64 = 2.0;
+const MAX_THREE_LIMITS: f64 = 3.5;
+const MAX_CHECK_REQUEST: f64 = 4.0;
+/// Target of issue 19: the heap bytes of a limiter without keys.
+const MAX_EMPTY_BYTES: f64 = 1_024.0;
+
+/// The number of different limits of `check_with`, as of the plans of accounts.
+const PLANS: usize = 16;
+
+/// A limiter with one limit, and others that decide the same keys.
+struct Limiters {
+    plain: Limiter,
+    three: Limiter,
+    plans: Vec<Limit>,
+}
+
+/// Measures limits per call: one key under one limit that the call passes, and under three limits.
+pub fn limits(rounds: usize) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, keys) in [("hot key", Keys::One), ("10k uniform", Keys::Uniform(10_000))] {
+        for threads in [1, 2] {
+            let case = format!("limits, {name} {threads}t");
+            eprintln!("{case}, {rounds} rounds");
+            let limiters = Limiters::new();
+            rows.extend(compare(&case, &limiters.candidates(), &keys, threads, rounds));
+        }
+    }
+    rows
+}
+
+impl Limiters {
+    fn new() -> Self {
+        let amount = u64::from(PLENTY);
+        let three = [(1, "second"), (2, "minute"), (3, "hour")];
+        let three = three.into_iter().fold(Limiter::builder(), |builder, (times, unit)| {
+            builder.limit(&*format!("{}/{unit}", times * amount))
+        });
+        Self {
+            plain: Limiter::memory(limit(PLENTY, HOUR)),
+            three: three.build().expect("valid limits"),
+            plans: (0..PLANS as u32).map(|plan| limit(PLENTY + plan, HOUR)).collect(),
+        }
+    }
+
+    fn candidates(&self) -> Vec<Candidate<'_>> {
+        let Self { plain, three, plans } = self;
+        let with_one = |key: &str| plain.check_with(key, plans[0]).is_allowed();
+        let with_many = |key: &str| plain.check_with(key, plans[number(key) % PLANS]).is_allowed();
+        let charge = |key: &str| {
+            let charge = Charge::new(PolicyName::INLINE, key, plans[0]);
+            plain.charges().check(&[charge]).is_ok_and(|decision| decision.is_allowed())
+        };
+        vec![
+            each("check", None, |key| plain.check(key).is_allowed()),
+            each("check_with, one limit", Some(MAX_CHECK_WITH), with_one),
+            each("check_with, 16 limits", Some(MAX_CHECK_WITH), with_many),
+            each("one charge", None, charge),
+            each("three limits", Some(MAX_THREE_LIMITS), |key| three.check(key).is_allowed()),
+        ]
+    }
+}
+
+/// Measures `check_request` with three attributes, of which one selects a policy and one is the key.
+pub fn policies(rounds: usize) -> Vec<Row> {
+    let plain = Limiter::memory(limit(PLENTY, HOUR));
+    let keys = Keys::Uniform(10_000);
+    let sets = [1, 10, 10_000].map(|count| {
+        let paths: Vec<_> = (0..count).map(|n| format!("/service-{n}/orders")).collect();
+        let policies = paths.iter().enumerate().map(|(n, path)| {
+            let policy = Policy::new(format!("service-{n}"), [limit(PLENTY, HOUR)]);
+            policy.matching("path", Condition::equal(path)).per(["user"])
+        });
+        let policies = PolicySet::new(policies).expect("valid policies");
+        let limiter = Limiter::builder().policies(policies).build().expect("valid limiter");
+        (format!("check_request, {count} policies"), limiter, paths)
+    });
+    let mut candidates = vec![each("check", None, |key| plain.check(key).is_allowed())];
+    for (name, limiter, paths) in &sets {
+        let check = |key: &str| {
+            let path = &paths[number(key) % paths.len()];
+            let request = Request::new().with("user", key).with("method", "GET");
+            let checked = limiter.check_request(&request.with("path", path));
+            checked.is_ok_and(|decision| decision.is_allowed())
+        };
+        candidates.push(each(name, Some(MAX_CHECK_REQUEST), check));
+    }
+    let mut rows = Vec::new();
+    for threads in [1, 2] {
+        let case = format!("policies, 10k uniform {threads}t");
+        eprintln!("{case}, {rounds} rounds");
+        rows.extend(compare(&case, &candidates, &keys, threads, rounds));
+    }
+    rows
+}
+
+/// Measures a limiter without keys: heap bytes, and nanoseconds to create and drop it.
+pub fn empty_limiter(rounds: usize) -> Vec<Row> {
+    const COUNT: usize = 200;
+    let case = "empty limiter";
+    let mut rows = Vec::new();
+    // Pacegate and the fastest variant of governor.
+    for make in [ALL[0], ALL[2]] {
+        let name = make(PLENTY, HOUR).name();
+        let before = live_bytes();
+        let limiters: Vec<_> = (0..COUNT).map(|_| make(PLENTY, HOUR)).collect();
+        let held = live_bytes() - before - COUNT * size_of_val(&limiters[0]);
+        drop(limiters);
+        let bytes = row(case, name, "bytes", vec![held as f64 / COUNT as f64]);
+        let bar = (name == "pacegate").then_some(MAX_EMPTY_BYTES);
+        rows.push(Row { bar, ..bytes });
+        let times = (0..rounds).map(|_| {
+            let start = Instant::now();
+            (0..COUNT).for_each(|_| drop(black_box(make(PLENTY, HOUR))));
+            start.elapsed().as_nanos() as f64 / COUNT as f64
+        });
+        rows.push(row(case, name, "ns to create and drop", times.collect()));
+    }
+    rows
+}
+
+/// Creates a candidate that checks keys one by one.
+fn each<'a>(
+    name: &str,
+    bar: Option<f64>,
+    check: impl Fn(&str) -> bool + Sync + 'a,
+) -> Candidate<'a> {
+    let check = move |keys: &[String]| {
+        keys.iter().for_each(|key| {
+            black_box(check(key));
+        });
+    };
+    Candidate { bar, ..Candidate::new(name, check) }
+}
+
+/// Measures candidates and compares each with the first.
+fn compare(
+    case: &str,
+    candidates: &[Candidate<'_>],
+    keys: &Keys,
+    threads: usize,
+    rounds: usize,
+) -> Vec<Row> {
+    let all: Vec<_> = (0..keys.count()).map(key).collect();
+    candidates.iter().for_each(|candidate| (candidate.check)(&all));
+    let times = measure(candidates, keys, threads, rounds);
+    let rows = candidates.iter().zip(&times).flat_map(|(candidate, own)| {
+        let metric = "time, relative to a plain check";
+        [
+            row(case, &candidate.name, "ns per check", own.clone()),
+            ratio(case, &candidate.name, metric, own, &times[0], candidate.bar),
+        ]
+    });
+    rows.collect()
+}
+
+/// Returns the last four digits of a key.
+fn number(key: &str) -> usize {
+    key.bytes().skip(key.len() - 4).fold(0, |number, digit| 10 * number + usize::from(digit - b'0'))
+}
