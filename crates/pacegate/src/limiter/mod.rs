@@ -48,11 +48,7 @@ pub use thresholds::ThresholdEvent;
 pub use up_to::Grant;
 pub use wait::{Wait, WaitError};
 
-use self::{
-    evaluator::Evaluator,
-    resolve::{Resolved, spent},
-    wait_queue::WaitQueue,
-};
+use self::{evaluator::Evaluator, resolve::spent, wait_queue::WaitQueue};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
@@ -320,7 +316,7 @@ impl Limiter {
         if request.is_spent() && cost > 0 {
             charges = spent(charges);
         }
-        Ok(evaluator.check(&Resolved::new(charges, false)?))
+        evaluator.check_charges(&charges)
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.

@@ -54,7 +54,7 @@ use crate::{
     policy::PolicyName,
 };
 
-pub(crate) use charge::{BATCH, Slot};
+pub(crate) use charge::{BATCH, FEW, Slot};
 pub use tenants::ShareUsage;
 
 /// A store in the memory of this process.
