@@ -447,7 +447,8 @@ fn nothing_is_never_something(subject: &impl Subject) {
             assert_eq!(peek.reset_after(), Duration::ZERO, "{algorithm}");
         }
         let takes = |cost, permit| {
-            call(subject, &key, half, Call::Charge(cost, permit)).is_some_and(|(_, o)| o.is_admitted())
+            call(subject, &key, half, Call::Charge(cost, permit))
+                .is_some_and(|(_, o)| o.is_admitted())
         };
         assert!(takes(2, 1), "{algorithm}");
         let before = call(subject, &key, half, Call::Charge(0, 0));

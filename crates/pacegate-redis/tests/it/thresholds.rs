@@ -59,7 +59,9 @@ async fn follow(subject: &Timed, history: &History, key: &str, events: &Events) 
             }
             Op::UpTo(most) => {
                 let charge = charge.cost(most.min(limit.capacity()));
-                assert!(!charges.check_up_to(&[charge], None).await.unwrap().decision.is_degraded());
+                assert!(
+                    !charges.check_up_to(&[charge], None).await.unwrap().decision.is_degraded()
+                );
             }
             Op::Record(cost, excess) => {
                 let charge = charge.cost(cost).excess(excess);

@@ -137,10 +137,15 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Writes a decision as a map, with the units that were granted to a command with `UPTO`.
-pub(super) fn write(decision: &Decision, granted: Option<u64>, to: &mut Replies) {
+/// Writes a decision as a map.
+pub(super) fn write(decision: &Decision, to: &mut Replies) {
+    write_with(decision, 0, to);
+}
+
+/// Writes a decision as a map, to which the caller adds this number of entries.
+pub(super) fn write_with(decision: &Decision, added: usize, to: &mut Replies) {
     let millis = |micros: u128| i64::try_from(micros.div_ceil(1000)).unwrap_or(i64::MAX);
-    to.map(9 + usize::from(granted.is_some()));
+    to.map(9 + added);
     to.bulk("allowed");
     to.boolean(decision.is_allowed());
     to.bulk("policy");
@@ -171,10 +176,6 @@ pub(super) fn write(decision: &Decision, granted: Option<u64>, to: &mut Replies)
     to.boolean(decision.is_shadow_denied());
     to.bulk("degraded");
     to.boolean(decision.is_degraded());
-    if let Some(granted) = granted {
-        to.bulk("granted");
-        to.integer(i64::try_from(granted).unwrap_or(i64::MAX));
-    }
 }
 
 /// Returns `true` if two options cannot be given together. `COST`, `SPENT` and `UPTO` all set the cost.

@@ -2,6 +2,7 @@
 
 mod auth;
 mod general;
+mod reservations;
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -227,7 +228,11 @@ impl RespSession {
         revision: &Revision,
         scope: Scope,
     ) -> Result<Check<'a>, CommandError> {
-        self.permitted(Query::read(words, &revision.settings.bounds)?, revision, scope)
+        let query = Query::read(words, &revision.settings.bounds)?;
+        match query.up_to {
+            true => Err(CommandError::Usage(UP_TO_USAGE)),
+            false => self.permitted(query, revision, scope),
+        }
     }
 
     fn permitted<'a>(
@@ -264,7 +269,7 @@ impl RespSession {
             let checks = std::mem::take(&mut pending.checks);
             for decision in decide(engine, &checks).await {
                 match self.count_degraded(decision) {
-                    Ok(decision) => query::write(&decision, None, &mut self.replies),
+                    Ok(decision) => query::write(&decision, &mut self.replies),
                     Err(error) => self.fail(&error),
                 }
             }
@@ -275,7 +280,9 @@ impl RespSession {
     async fn grant(&mut self, engine: &Engine, check: &Check<'_>) -> Result<(), CommandError> {
         let Grant { units, decision } = check.decide_up_to(engine).await?;
         let decision = self.count_degraded(Ok(decision))?;
-        query::write(&decision, Some(units), &mut self.replies);
+        query::write_with(&decision, 1, &mut self.replies);
+        self.replies.bulk("granted");
+        self.replies.integer(i64::try_from(units).unwrap_or(i64::MAX));
         Ok(())
     }
 
@@ -300,7 +307,7 @@ impl RespSession {
             let query = Query::read(&words[1..], &revision.settings.bounds)?.peeking();
             let check = self.permitted(query, revision, Scope::Check)?;
             let decision = check.decide(&revision.engine).await;
-            query::write(&self.count_degraded(decision)?, None, &mut self.replies);
+            query::write(&self.count_degraded(decision)?, &mut self.replies);
         } else if is("PACEGATE.EXPLAIN") {
             let check = self.check(&words[1..], revision, Scope::Check)?;
             self.replies.bulk(explanation(revision, &check).await?);
@@ -310,6 +317,10 @@ impl RespSession {
         } else if is("PACEGATE.REFUND") {
             let check = self.check(&words[1..], revision, Scope::Admin)?;
             self.change(active, revision, &check, Change::Refund).await?;
+        } else if is("PACEGATE.RESERVE") {
+            self.reserve(&words[1..], revision).await?;
+        } else if is("PACEGATE.SETTLE") || is("PACEGATE.CANCEL") {
+            self.settle(words, revision).await?;
         } else if is("PACEGATE.CLEAR") {
             let keys = self.clear(&words[1..], active, revision).await?;
             self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX));
@@ -421,6 +432,7 @@ enum Change {
 }
 
 const CLEAR_USAGE: &str = "PACEGATE.CLEAR POLICY name, or PACEGATE.CLEAR DOMAIN name";
+const UP_TO_USAGE: &str = "COST n: UPTO is for PACEGATE.CHECK only";
 const EXPLAIN_USAGE: &str = "PACEGATE.EXPLAIN [DOMAIN name] ATTR name value ...";
 /// Maximum size of a command before authentication.
 const UNAUTHENTICATED_BYTES: usize = 4 << 10;
