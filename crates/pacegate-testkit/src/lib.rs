@@ -13,7 +13,7 @@ mod rates;
 #[cfg(feature = "servers")]
 pub mod servers;
 
-pub use conformance::{Subject, conformance, follow_histories};
+pub use conformance::{Subject, conformance, follow_calendar_histories, follow_histories};
 pub use history::{History, Op};
 pub use model::{Answer, Model};
 pub use random::Random;

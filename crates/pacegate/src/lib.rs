@@ -23,7 +23,7 @@ pub use algorithm::{Algorithm, Excess};
 pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
-pub use limit::{Limit, LimitError, ParseLimitError};
+pub use limit::{Calendar, Limit, LimitError, ParseLimitError};
 pub use limiter::{
     Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
     Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, Wait, WaitError,
