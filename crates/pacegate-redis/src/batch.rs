@@ -177,12 +177,12 @@ impl Batch {
     }
 
     /// Returns whether `charge_simple.lua` can decide the batch: each request has one charge and no id, each cell has
-    /// one run, there are no peeks, and no cell is a log.
+    /// one run, there are no peeks, and no cell is a log or has a calendar period.
     pub(crate) fn is_simple(&self) -> bool {
         self.runs.len() == self.cells.len()
             && self.once().is_none()
             && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
-            && self.cells.iter().all(|cell| !cell.is_log())
+            && self.cells.iter().all(|cell| !cell.is_log() && cell.limit.calendar().is_none())
     }
 
     /// Adds the keys and the program to a script call.

@@ -1,6 +1,12 @@
 //! Estimates of the server's time.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use pacegate::{Clock, SystemClock, Timestamp};
 use tokio::time::Instant;
@@ -14,6 +20,35 @@ pub(crate) enum Time {
     Server,
     /// A clock of the caller, passed to the scripts: for tests.
     Given(Arc<dyn Clock>),
+}
+
+/// An estimate of one server's time, for the windows of calendar periods.
+///
+/// A wrong estimate costs a round trip, but decides nothing: the scripts check the window.
+#[derive(Debug)]
+pub(crate) struct TimeEstimate {
+    /// The clock of this process, or another one in tests.
+    clock: Arc<dyn Clock>,
+    /// Microseconds by which the server's clock is ahead. Changes only after an estimate was wrong.
+    ahead: AtomicI64,
+}
+
+impl TimeEstimate {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, ahead: AtomicI64::new(0) }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        let micros = self.clock.now().as_micros();
+        let ahead = self.ahead.load(Ordering::Relaxed);
+        Timestamp::from_micros(micros.saturating_add_signed(ahead))
+    }
+
+    /// Corrects the estimate: the server's clock has just shown this time.
+    pub(crate) fn correct(&self, server: Timestamp) {
+        let [server, local] = [server, self.clock.now()].map(|time| time.as_micros().cast_signed());
+        self.ahead.store(server - local, Ordering::Relaxed);
+    }
 }
 
 /// The end of a round trip, and its duration in nanoseconds.

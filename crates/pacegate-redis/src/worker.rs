@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use pacegate::StoreError;
+use pacegate::{Clock, StoreError};
 use parking_lot::Mutex;
 use redis::{Pipeline, RedisError};
 use tokio::{
@@ -37,7 +37,7 @@ use crate::{
     link::Wire,
     resolver::Resolver,
     stats::Totals,
-    time::{RoundTrip, Time},
+    time::{RoundTrip, Time, TimeEstimate},
     wire::{MAX_REPEATS, ScriptParams},
 };
 
@@ -50,6 +50,8 @@ pub(crate) struct Common {
     pub(crate) once: Duration,
     pub(crate) deny_cache: DenyCache,
     pub(crate) totals: Totals,
+    /// The clock from which each worker estimates the time of its server.
+    pub(crate) local_clock: Arc<dyn Clock>,
     /// Present if the keys are those of another limiter.
     pub(crate) layout: Option<Arc<layout::LayoutState>>,
 }
@@ -66,6 +68,7 @@ pub(crate) struct NodeWorker {
     open: AtomicBool,
     /// Round trip time of the last reply, in microseconds.
     latency: AtomicU64,
+    server_time: TimeEstimate,
     /// The reason why it is, or was last, closed.
     reason: Mutex<String>,
     /// The cluster of the server, if any.
@@ -97,6 +100,7 @@ impl NodeWorker {
         cluster: Weak<Cluster>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            server_time: TimeEstimate::new(common.local_clock.clone()),
             common,
             resolver,
             queue: Mutex::default(),
@@ -221,7 +225,8 @@ impl NodeWorker {
     fn params(&self) -> ScriptParams {
         let once = u64::try_from(self.common.once.as_millis()).unwrap_or(u64::MAX);
         let (now, slack) = self.common.time.script_time();
-        ScriptParams { now, slack, once, repeats: MAX_REPEATS, create: true }
+        let estimate = self.server_time.now();
+        ScriptParams { now, estimate, slack, once, repeats: MAX_REPEATS, create: true }
     }
 
     /// Packs queued requests into commands, without cancelled ones.
@@ -332,7 +337,12 @@ impl NodeWorker {
             let (requests, cells) = command.size();
             match command.finish(reply, sent, |cell, state| cache.learn(cell, state, trip)) {
                 Disposition::Done => self.common.totals.batched(requests, cells),
-                Disposition::Retry(command) => again.extend(command.awaited()),
+                Disposition::Retry(command) => {
+                    if let Some(time) = command.server_time {
+                        self.server_time.correct(time);
+                    }
+                    again.extend(command.awaited());
+                }
                 Disposition::Renamed(command) => {
                     again.extend(command.awaited().and_then(|command| self.forward(command)));
                 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use pacegate::Clock;
+use pacegate::{Clock, SystemClock};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, time::timeout};
 
@@ -41,6 +41,7 @@ pub struct RedisStoreBuilder {
     deny_cache_for: Duration,
     once: Duration,
     time: Time,
+    local_clock: Arc<dyn Clock>,
     layout: Layout,
 }
 
@@ -75,6 +76,7 @@ impl RedisStoreBuilder {
             deny_cache_for: Duration::from_secs(1),
             once: Duration::from_secs(10),
             time: Time::Server,
+            local_clock: Arc::new(SystemClock::new()),
             layout: Layout::native(),
         }
     }
@@ -123,7 +125,14 @@ impl RedisStoreBuilder {
 
     /// Uses this clock instead of the server's. For tests only, since the clocks of several processes differ.
     pub fn clock(self, clock: impl Clock) -> Self {
-        Self { time: Time::Given(Arc::new(clock)), ..self }
+        let clock: Arc<dyn Clock> = Arc::new(clock);
+        Self { time: Time::Given(clock.clone()), local_clock: clock, ..self }
+    }
+
+    /// Estimates the server's time with this clock instead of the system's, for the windows of calendar periods. For
+    /// tests only. The server's clock decides, so a wrong estimate costs one more round trip.
+    pub fn local_clock(self, clock: impl Clock) -> Self {
+        Self { local_clock: Arc::new(clock), ..self }
     }
 
     /// Connects. Fails if no server answers within five seconds; in a cluster, one server is enough.
@@ -152,6 +161,7 @@ impl RedisStoreBuilder {
             once: self.once.min(MAX_DURATION),
             deny_cache: DenyCache::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
             time: self.time.clone(),
+            local_clock: self.local_clock,
             totals: Totals::default(),
         });
         let session = Session::open(self.url.clone(), &common, Handle::current());

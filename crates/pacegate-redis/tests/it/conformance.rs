@@ -1,8 +1,8 @@
 //! Compares the store with the model on every kind of server.
 
-use pacegate::Algorithm;
+use pacegate::{Algorithm, ManualClock};
 use pacegate_testkit::{
-    conformance, follow_histories,
+    conformance, follow_calendar_histories, follow_histories,
     servers::{Cluster, Flavor, Sentinels, Server},
 };
 
@@ -41,6 +41,24 @@ fn token_bucket() {
 #[test]
 fn concurrency() {
     histories(Algorithm::Concurrency);
+}
+
+/// Half of the runs have a local clock that is wrong, so that the script rejects windows.
+#[test]
+fn calendar_periods() {
+    let histories = if is_long() { 1_000_000 } else { 10_000 };
+    let server = Server::start(Flavor::Redis);
+    let right = Timed::new(&server.url(), |builder| builder);
+    let wrong =
+        Timed::new(&server.url(), |builder| builder.local_clock(ManualClock::new()).deny_cache(0));
+    follow_calendar_histories(&right, 0..histories / 2);
+    follow_calendar_histories(&wrong, histories / 2..histories);
+    // Refunds and resets are no calls, and as many in both.
+    let [right, wrong] = [&right, &wrong].map(|timed| {
+        let stats = timed.store.stats();
+        stats.trips - stats.calls
+    });
+    assert!(wrong > right + 1_000, "{right} {wrong}");
 }
 
 #[test]
