@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Relative to the root of the repository.
-const PAGES: [&str; 13] = [
+const PAGES: [&str; 14] = [
     "README.md",
     "docs/algorithms.md",
     "docs/failure-modes.md",
@@ -19,6 +19,7 @@ const PAGES: [&str; 13] = [
     "docs/guide/functions.md",
     "docs/guide/governor.md",
     "docs/guide/outgoing.md",
+    "docs/guide/plans.md",
     "docs/guide/redis.md",
     "docs/guide/rust.md",
     "docs/guide/store.md",
