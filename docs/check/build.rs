@@ -18,6 +18,7 @@ const PAGES: [&str; 14] = [
     "docs/guide/axum.md",
     "docs/guide/functions.md",
     "docs/guide/governor.md",
+    "docs/guide/notifications.md",
     "docs/guide/outgoing.md",
     "docs/guide/plans.md",
     "docs/guide/redis.md",

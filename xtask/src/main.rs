@@ -11,6 +11,7 @@ mod portable;
 mod recipes;
 mod screen;
 mod servers;
+mod simulate_faults;
 mod site;
 mod test;
 mod tidy;
@@ -44,6 +45,8 @@ usage: cargo xtask <task>
                           test the clients and run docs/recipes and docs/migrate [default: builds the server]
   screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
   servers                 install missing programs that the tests need
+  simulate-faults [--seed N [--trace] | --seeds A..B | --seconds N]
+                          simulate faults of Redis, the network and clocks [default: for 10 seconds]
   site                    build the documentation as a website in target/site/html, and test it
   tidy                    check the project rules";
 
@@ -92,6 +95,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         }
         ["screen", file] => screen::run(Path::new(file)),
         ["servers"] => servers::run(),
+        ["simulate-faults", ref options @ ..] => simulate_faults::run(options),
         ["site"] => site::run(),
         ["portable"] => portable::run(),
         ["tidy"] => tidy::run(),

@@ -65,6 +65,7 @@ mod tests {
             include_str!("script/charge_simple.lua"),
             include_str!("script/charge_batch.lua"),
             include_str!("script/update.lua"),
+            include_str!("script/claim.lua"),
             include_str!("script/blocks.lua"),
         ];
         let mut used = commands(&scripts);

@@ -4,7 +4,7 @@
 //! requests there are. The server returns the states from before the call. From these, [`Replay`] computes the answer
 //! of each request, in order of arrival and with the algorithms of the memory store.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use pacegate::Limit;
 use redis::Cmd;
@@ -227,7 +227,7 @@ impl Batch {
 
     /// Splits the batch by cells. Requests for the same cells stay together, in order.
     pub(crate) fn split(self) -> Vec<Self> {
-        let mut parts: HashMap<SmallVec<[CellId; 1]>, Vec<PendingRequest>> = HashMap::new();
+        let mut parts: BTreeMap<SmallVec<[CellId; 1]>, Vec<PendingRequest>> = BTreeMap::new();
         for request in self.requests {
             let cells = request.charges.iter().map(|charge| charge.cell).collect();
             parts.entry(cells).or_default().push(request);

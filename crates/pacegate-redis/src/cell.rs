@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 
 /// Identifies a cell by a digest of policy, counter, algorithm, period and key. The tag determines the slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CellId {
     tag: u64,
     /// 128 bits in halves, to avoid the alignment of a `u128`.
@@ -187,6 +187,25 @@ impl Names {
     }
 }
 
+impl Names {
+    /// Returns the charge of a cell for the claim of one of its events, in the slot of the cell.
+    pub(crate) fn claim(
+        &self,
+        charge: &Charge<'_>,
+        event: [u64; 2],
+    ) -> Result<CellCharge, StoreError> {
+        let charge = self.cell_charge(charge)?;
+        let CellId { tag, digest: [first, second] } = charge.cell;
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        hasher.update(b"claim");
+        for word in [tag, first, second, event[0], event[1]] {
+            hasher.update(&word.to_le_bytes());
+        }
+        let cell = CellId { tag, digest: halves(first_half(&hasher.finalize())) };
+        Ok(CellCharge { cell, ..charge })
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
@@ -201,7 +220,7 @@ impl fmt::Debug for Names {
     }
 }
 
-fn halves(digest: u128) -> [u64; 2] {
+pub(crate) fn halves(digest: u128) -> [u64; 2] {
     [(digest >> 64) as u64, digest as u64]
 }
 

@@ -1,7 +1,7 @@
 //! The slot map of a cluster.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     net::IpAddr,
     sync::{Arc, Weak},
     time::Duration,
@@ -29,7 +29,7 @@ pub(crate) struct Cluster {
     seeds: Vec<Address>,
     access: Access,
     common: Arc<Common>,
-    workers: Mutex<HashMap<Address, Arc<NodeWorker>>>,
+    workers: Mutex<BTreeMap<Address, Arc<NodeWorker>>>,
     /// The worker of each slot, if known.
     slots: ArcSwap<Vec<Option<Arc<NodeWorker>>>>,
     changed: Notify,

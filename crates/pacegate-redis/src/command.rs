@@ -165,6 +165,17 @@ impl Command {
             Payload::Update(UpdateCommand { charge, action: Action::Reset, .. }) => {
                 redis::cmd("UNLINK").arg(names.key(charge.cell)).take()
             }
+            Payload::Update(UpdateCommand {
+                charge,
+                action: Action::Claim { owner, at, ends },
+                ..
+            }) => {
+                let [high, low] = owner;
+                let mut call = self.call(&scripts.claim);
+                call.arg(1).arg(names.key(charge.cell)).arg(format!("{high:016x}{low:016x}"));
+                let lives = (ends - at).div_ceil(1_000) + params.slack.max(1);
+                call.arg(*at).arg(*ends).arg(lives).take()
+            }
             Payload::Update(UpdateCommand { charge, action, .. }) => {
                 let program = encode_update(charge, *action, params);
                 self.call(&scripts.update).arg(1).arg(names.key(charge.cell)).arg(program).take()

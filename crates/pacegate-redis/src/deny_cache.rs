@@ -106,7 +106,7 @@ impl DenyCache {
 
     /// Returns whether an entry has expired. With a clock of the caller, entries do not expire.
     fn is_old(&self, entry: &Entry, now: Instant) -> bool {
-        matches!(self.time, Time::Server) && entry.trip.age(now) >= self.max_age
+        matches!(self.time, Time::Server(_)) && entry.trip.age(now) >= self.max_age
     }
 
     fn outcome(&self, charge: &Charge<'_>, entry: &Entry, now: Instant) -> Option<Outcome> {
@@ -145,22 +145,26 @@ impl DenyCache {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use pacegate::{KeyRef, Limit, algorithm::State};
 
     use super::*;
-    use crate::fingerprint::Fingerprinter;
+    use crate::{environment::OperatingSystem, fingerprint::Fingerprinter};
 
     /// The time of the state that is remembered after two deny_cache, the second of them by a clock that has stepped
     /// back.
     fn cached_time(max_age: Duration) -> u64 {
-        let cache = DenyCache::new(10, max_age, Time::Server);
+        let time = Time::Server(Arc::new(OperatingSystem));
+        let cache = DenyCache::new(10, max_age, time.clone());
         let limit = Limit::per_minute(1);
         let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"key"), limit);
         let fingerprint = Fingerprinter::new().of(&charge);
         for now in [7_200_000_000, 3_600_000_000] {
             let state = State::from_words(&limit, [now, 1, 0]);
             let snapshot = Snapshot { denied: true, now, limit, fact: Fact::State(state) };
-            cache.learn(fingerprint, snapshot, RoundTrip::new(Instant::now(), Instant::now()));
+            let trip = time.round_trip(Instant::now(), Instant::now());
+            cache.learn(fingerprint, snapshot, trip);
         }
         cache.entries.unwrap().get(&fingerprint).unwrap().snapshot.now
     }

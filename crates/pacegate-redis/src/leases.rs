@@ -122,7 +122,8 @@ impl Leases {
         if !held.leases.contains_key(&fingerprint) && !held.has_room(&self.time, now) {
             return None;
         }
-        let lease = held.leases.entry(fingerprint).or_insert_with(|| Lease::empty(charge));
+        let empty = || Lease::empty(charge, self.time.round_trip(now, now));
+        let lease = held.leases.entry(fingerprint).or_insert_with(empty);
         // The lease of another limit may have been the one that was too small.
         let is_enough =
             lease.charge.limit == charge.limit && lease.units(&self.time, now) >= charge.cost;
@@ -180,7 +181,10 @@ impl Leases {
     /// Removes all leases, and returns the units that can be returned to the server.
     pub(crate) fn take_all(&self) -> Vec<Unspent> {
         let leases = &mut self.held.lock().leases;
-        let unspent = leases.values().filter_map(|lease| lease.unspent(&self.time)).collect();
+        let mut unspent: Vec<_> =
+            leases.values().filter_map(|lease| lease.unspent(&self.time)).collect();
+        // The order of the map is random, and a simulation must be repeatable.
+        unspent.sort_by_key(|unspent| unspent.charge.cell);
         leases.retain(|_, lease| {
             lease.left = 0;
             lease.draw.is_some()
@@ -202,8 +206,7 @@ impl Held {
 }
 
 impl Lease {
-    fn empty(charge: &CellCharge) -> Self {
-        let trip = RoundTrip::new(Instant::now(), Instant::now());
+    fn empty(charge: &CellCharge, trip: RoundTrip) -> Self {
         Self { charge: *charge, left: 0, state: State::EMPTY, now: 0, trip, draw: None }
     }
 
@@ -289,7 +292,8 @@ mod tests {
             let at = self.clock.now();
             let mut state = State::EMPTY;
             charge.limit.step(&mut state, at, units);
-            let drawn = Drawn { units, state, now: at.as_micros(), trip: RoundTrip::new(now, now) };
+            let trip = self.leases.time.round_trip(now, now);
+            let drawn = Drawn { units, state, now: at.as_micros(), trip };
             self.leases.deposit(charge, draw, Some(drawn));
             true
         }

@@ -7,6 +7,7 @@ mod cluster;
 mod command;
 mod deny_cache;
 pub mod doctor;
+mod environment;
 mod fingerprint;
 mod layout;
 mod leases;
@@ -24,6 +25,7 @@ mod wire;
 mod worker;
 
 pub use acl::{ACL_RULES, LAYOUT_ACL_RULES, SENTINEL_ACL_RULES};
+pub use environment::{ByteStream, Connecting, Environment, OperatingSystem};
 pub use layout::{Layout, LayoutError, Template};
 pub use link::install_crypto_provider;
 pub use stats::{RedisStats, ServerStats};

@@ -5,35 +5,35 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::select_ok;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, Pipeline, ProtocolVersion,
-    RedisConnectionInfo, RedisError, Value, aio::MultiplexedConnection, io::tcp::TcpSettings,
+    AsyncConnectionConfig, Pipeline, ProtocolVersion, RedisConnectionInfo, RedisError, Value,
+    aio::MultiplexedConnection,
 };
 use rustls::crypto::CryptoProvider;
-#[cfg(target_os = "linux")]
-use socket2::SockRef;
 use tokio::{
-    net::{TcpStream, lookup_host},
     sync::mpsc,
     task::JoinHandle,
     time::{Instant, timeout},
 };
-use tokio_rustls::client::TlsStream;
 
-use crate::{script::Scripts, tls::Tls};
+use crate::{
+    environment::{ByteStream, Environment},
+    script::Scripts,
+    tls::Tls,
+};
 
-/// Credentials, database and TLS settings of servers.
+/// Credentials, database and TLS settings of servers, and the source of connections.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
     pub(crate) database: i64,
     pub(crate) tls: Option<Tls>,
+    pub(crate) environment: Arc<dyn Environment>,
 }
 
 /// The address of a server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Address {
     Tcp(String, u16),
     Unix(std::path::PathBuf),
@@ -51,8 +51,7 @@ pub(crate) struct Link {
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     connection: MultiplexedConnection,
-    /// The task of a connection with TLS. Connections without TLS have their own.
-    _driver: Option<Arc<Driver>>,
+    _driver: Arc<Driver>,
     pub(crate) scripts: Arc<Scripts>,
 }
 
@@ -62,10 +61,6 @@ struct Driver(JoinHandle<()>);
 
 /// Long enough for a TLS handshake on a busy machine; short enough to reconnect within two seconds.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_millis(700);
-
-/// Time for which the kernel tries to send a command: as long as the worker waits for the reply.
-#[cfg(target_os = "linux")]
-const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Link {
     /// Connects and detects the version of the server. If `writable`, rejects replicas.
@@ -101,25 +96,16 @@ impl Link {
         protocol: ProtocolVersion,
     ) -> Result<Self, RedisError> {
         let (sender, gone) = mpsc::unbounded_channel();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(None);
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let config = match protocol {
             ProtocolVersion::RESP3 => config.set_push_sender(sender),
             _ => config,
         };
-        let (connection, driver) = match (address, &access.tls) {
-            (Address::Tcp(host, port), Some(tls)) => {
-                let stream = access.connect_tls(tls, host, *port).await?;
-                let info = access.settings(protocol);
-                let opened = MultiplexedConnection::new_with_config(&info, stream, config).await?;
-                (opened.0, Some(Arc::new(Driver(tokio::spawn(opened.1)))))
-            }
-            _ => {
-                let client = access.client(address, protocol)?;
-                (client.get_multiplexed_async_connection_with_config(&config).await?, None)
-            }
-        };
+        let stream = access.connect(address).await?;
+        let info = access.settings(protocol);
+        let (connection, driver) =
+            MultiplexedConnection::new_with_config(&info, stream, config).await?;
+        let driver = Arc::new(Driver(tokio::spawn(driver)));
         Ok(Self { wire: Wire { connection, _driver: driver, scripts: scripts(true) }, gone })
     }
 
@@ -192,45 +178,29 @@ impl Access {
         redis
     }
 
-    /// Opens a connection without TLS.
-    fn client(&self, address: &Address, protocol: ProtocolVersion) -> Result<Client, RedisError> {
-        let info = match address.clone() {
-            Address::Unix(path) => ConnectionAddr::Unix(path),
-            Address::Tcp(host, port) => ConnectionAddr::Tcp(host, port),
+    async fn connect(&self, address: &Address) -> Result<Box<dyn ByteStream>, RedisError> {
+        let (host, port) = match address {
+            Address::Tcp(host, port) => (host, *port),
+            #[cfg(unix)]
+            Address::Unix(path) => {
+                return Ok(Box::new(tokio::net::UnixStream::connect(path).await?));
+            }
+            #[cfg(not(unix))]
+            Address::Unix(_) => {
+                let problem = "Unix sockets are not supported on this system";
+                return Err((redis::ErrorKind::InvalidClientConfig, problem).into());
+            }
         };
-        let info = info.into_connection_info()?.set_redis_settings(self.settings(protocol));
-        let tcp = TcpSettings::default().set_nodelay(true);
-        // A delayed command must not run after the worker has reconnected and released the command's permit over the
-        // new connection.
-        #[cfg(target_os = "linux")]
-        let tcp = tcp.set_user_timeout(SEND_TIMEOUT);
-        Client::open(info.set_tcp_settings(tcp))
-    }
-
-    async fn connect_tls(
-        &self,
-        tls: &Tls,
-        host: &str,
-        port: u16,
-    ) -> Result<TlsStream<TcpStream>, RedisError> {
+        let Some(tls) = &self.tls else {
+            return Ok(self.environment.connect(host, port).await?);
+        };
         if !install_crypto_provider() {
             let hint =
                 "TLS needs a crypto provider: enable the feature ring, or install one for rustls";
             return Err((redis::ErrorKind::InvalidClientConfig, hint).into());
         }
-        // One address that does not answer must not use up the time of the others.
-        let attempts: Vec<_> = lookup_host((host, port))
-            .await?
-            .map(|address| Box::pin(TcpStream::connect(address)))
-            .collect();
-        if attempts.is_empty() {
-            return Err((redis::ErrorKind::Io, "the host name has no addresses").into());
-        }
-        let (stream, _) = select_ok(attempts).await?;
-        stream.set_nodelay(true)?;
-        #[cfg(target_os = "linux")]
-        SockRef::from(&stream).set_tcp_user_timeout(Some(SEND_TIMEOUT))?;
-        Ok(tls.connect(host, stream).await?)
+        let stream = self.environment.connect(host, port).await?;
+        Ok(Box::new(tls.connect(host, stream).await?))
     }
 }
 

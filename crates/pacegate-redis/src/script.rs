@@ -19,6 +19,7 @@ pub(crate) struct Scripts {
     pub(crate) charge_batch: Source,
     pub(crate) charge_batch_full: Source,
     pub(crate) update: Source,
+    pub(crate) claim: Source,
     pub(crate) blocks: Source,
     /// For the windows and logs of other limiters.
     pub(crate) window: Source,
@@ -51,6 +52,7 @@ impl Scripts {
             charge_batch_full: Source::new(header_full, script!("charge_batch.lua")),
             // It creates no keys, and a release may free the memory that is missing.
             update: Source::new(header_full, script!("update.lua")),
+            claim: Source::new(header, include_str!("script/claim.lua")),
             blocks: Source::new(header, script!("blocks.lua")),
             window: Source::new(header, script!("window.lua")),
             window_full: Source::new(header_full, script!("window.lua")),

@@ -13,8 +13,8 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use futures_util::stream::{self, StreamExt};
 use pacegate::{
-    Charge, ChargeBuf, Excess, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task, Update,
-    algorithm::Outcome,
+    Charge, ChargeBuf, Claim, Excess, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task,
+    Update, algorithm::Outcome,
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -31,13 +31,12 @@ use session::Session;
 
 use crate::{
     batch::PendingRequest,
-    cell::{CellCharge, CellCharges},
+    cell::{CellCharge, CellCharges, halves},
     command::{Command, Payload, UpdateCommand},
     fingerprint::Fingerprint,
     leases::{Drawn, Leases, Unspent},
     responder::{self, Responder},
     stats::RedisStats,
-    time::RoundTrip,
     url::{RedisUrl, UrlError},
     wire::Action,
     worker::Common,
@@ -137,6 +136,10 @@ impl Store for RedisStore {
 
     fn clear(&self, _: &[PolicyName]) -> Reply<'_, u64> {
         Reply::Ready(Err(counters::no_clear()))
+    }
+
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        self.inner.claim(charge, claim)
     }
 
     fn spawn(&self, task: Task) {
@@ -356,7 +359,7 @@ impl Inner {
         let sent = Instant::now();
         let answer = self.charge_cells(SmallVec::from_elem(charge, 1), units, None).await;
         let drawn = answer.ok().and_then(|answer| {
-            let trip = RoundTrip::new(sent, Instant::now());
+            let trip = self.common.time.round_trip(sent, Instant::now());
             Some(Drawn { units: answer.granted, state: answer.state?, now: answer.now, trip })
         });
         self.leases.deposit(&charge, draw, drawn);
@@ -411,13 +414,38 @@ impl Inner {
         self.runtime().spawn(update).await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Returns whether the update changed anything.
-    async fn update(&self, charge: CellCharge, action: Action) -> Result<bool, StoreError> {
+    /// Claims an event. With a layout every process reports it, because ACL rules may forbid other keys.
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        if self.common.layout.is_some() {
+            return Reply::Ready(Ok(true));
+        }
+        let (at, ends) = (claim.at.as_micros(), claim.at.after(claim.lifetime).as_micros());
+        let action = Action::Claim { owner: halves(claim.owner), at, ends };
+        match self.common.names.claim(charge, claim.event) {
+            Ok(charge) => {
+                Reply::pending(
+                    async move { Ok(self.send_update(charge, action).await?.granted > 0) },
+                )
+            }
+            Err(error) => Reply::Ready(Err(error)),
+        }
+    }
+
+    async fn send_update(
+        &self,
+        charge: CellCharge,
+        action: Action,
+    ) -> Result<responder::Answer, StoreError> {
         let worker = self.session().worker(&charge)?;
         let (responder, reply) = Responder::new();
         let update = UpdateCommand { charge, action, responder };
         worker.send_command(Command::new(Payload::Update(update)));
-        let updated = reply.await.unwrap_or_else(|_| Err(gone()));
+        reply.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Returns whether the update changed anything.
+    async fn update(&self, charge: CellCharge, action: Action) -> Result<bool, StoreError> {
+        let updated = self.send_update(charge, action).await;
         // Drop local state, because it may be from before the update.
         self.common.deny_cache.forget(charge.fingerprint);
         if action == Action::Reset {

@@ -8,16 +8,16 @@ use std::{
     time::Duration,
 };
 
-use pacegate::{Clock, SystemClock, Timestamp};
+use pacegate::{Clock, Timestamp};
 use tokio::time::Instant;
 
-use crate::fingerprint::random;
+use crate::environment::Environment;
 
 /// The clock that decides.
 #[derive(Clone, Debug)]
 pub(crate) enum Time {
-    /// The server's clock.
-    Server,
+    /// The server's clock. Between its answers, it is estimated by the clocks of this host.
+    Server(Arc<dyn Environment>),
     /// A clock of the caller, passed to the scripts: for tests.
     Given(Arc<dyn Clock>),
 }
@@ -27,26 +27,25 @@ pub(crate) enum Time {
 /// A wrong estimate costs a round trip, but decides nothing: the scripts check the window.
 #[derive(Debug)]
 pub(crate) struct TimeEstimate {
-    /// The clock of this process, or another one in tests.
-    clock: Arc<dyn Clock>,
-    /// Microseconds by which the server's clock is ahead. Changes only after an estimate was wrong.
+    host: Arc<dyn Environment>,
+    /// Microseconds by which the server's clock is ahead of that of this host. Changes only after an estimate was wrong.
     ahead: AtomicI64,
 }
 
 impl TimeEstimate {
-    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, ahead: AtomicI64::new(0) }
+    pub(crate) fn new(host: Arc<dyn Environment>) -> Self {
+        Self { host, ahead: AtomicI64::new(0) }
     }
 
     pub(crate) fn now(&self) -> Timestamp {
-        let micros = self.clock.now().as_micros();
+        let micros = self.host.now().as_micros();
         let ahead = self.ahead.load(Ordering::Relaxed);
         Timestamp::from_micros(micros.saturating_add_signed(ahead))
     }
 
     /// Corrects the estimate: the server's clock has just shown this time.
     pub(crate) fn correct(&self, server: Timestamp) {
-        let [server, local] = [server, self.clock.now()].map(|time| time.as_micros().cast_signed());
+        let [server, local] = [server, self.host.now()].map(|time| time.as_micros().cast_signed());
         self.ahead.store(server - local, Ordering::Relaxed);
     }
 }
@@ -76,7 +75,7 @@ impl Time {
     /// the slack.
     pub(crate) fn script_time(&self) -> (u64, u64) {
         match self {
-            Self::Server => (0, SLACK),
+            Self::Server(_) => (0, SLACK),
             Self::Given(clock) => (clock.now().as_micros() + 1, LONG_SLACK),
         }
     }
@@ -85,8 +84,8 @@ impl Time {
     /// `trip`, which ended `age` nanoseconds ago.
     pub(crate) fn bounds(&self, seen: u64, trip: RoundTrip, age: u64) -> (Timestamp, Timestamp) {
         match self {
-            Self::Server => {
-                let most = age.max(trip.age_by(SystemClock::new().now()));
+            Self::Server(host) => {
+                let most = age.max(trip.age_by(host.now()));
                 let (least, most) = (age, most.saturating_add(trip.took));
                 let earliest = (least - least.div_ceil(DRIFT)) / 1_000;
                 let latest = most.saturating_add(most.div_ceil(DRIFT)).div_ceil(1_000);
@@ -96,14 +95,18 @@ impl Time {
             Self::Given(clock) => (clock.now(), clock.now()),
         }
     }
+
+    /// Returns the round trip of a command that was sent and received at these instants.
+    pub(crate) fn round_trip(&self, sent: Instant, received: Instant) -> RoundTrip {
+        let wall = match self {
+            Self::Server(host) => host.now(),
+            Self::Given(clock) => clock.now(),
+        };
+        RoundTrip { ended: received, wall, took: nanos(received.duration_since(sent)) }
+    }
 }
 
 impl RoundTrip {
-    pub(crate) fn new(sent: Instant, received: Instant) -> Self {
-        let (wall, took) = (SystemClock::new().now(), nanos(received.duration_since(sent)));
-        Self { ended: received, wall, took }
-    }
-
     /// Returns the age by the wall clock. That may have been set since, so it is used for the upper bound only.
     fn age_by(&self, wall: Timestamp) -> u64 {
         wall.micros_since(self.wall).saturating_mul(1_000)
@@ -120,23 +123,30 @@ pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns a random duration below `limit`.
-pub(crate) fn jitter(limit: Duration) -> Duration {
+/// Returns a duration below `limit`, chosen by a random number.
+pub(crate) fn jitter(limit: Duration, random: u64) -> Duration {
     let range = u64::try_from(limit.as_micros()).unwrap_or(u64::MAX).max(1);
-    Duration::from_micros(random() % range)
+    Duration::from_micros(random % range)
 }
 
 #[cfg(test)]
 mod tests {
+    use pacegate::SystemClock;
+
     use super::*;
+    use crate::environment::OperatingSystem;
 
     const SEEN: u64 = 1_000_000;
+
+    fn server_time() -> Time {
+        Time::Server(Arc::new(OperatingSystem))
+    }
 
     /// Returns the earliest and the latest time, in microseconds since `SEEN`.
     fn bounds(took: u64, age: u64) -> (u64, u64) {
         // No time has passed by the wall clock.
         let trip = RoundTrip { ended: Instant::now(), wall: Timestamp::MAX, took };
-        let (earliest, latest) = Time::Server.bounds(SEEN, trip, age);
+        let (earliest, latest) = server_time().bounds(SEEN, trip, age);
         (earliest.as_micros() - SEEN, latest.as_micros() - SEEN)
     }
 
@@ -158,8 +168,8 @@ mod tests {
         let now = Instant::now();
         let hour = 3_600_000_000;
         let wall = Timestamp::from_micros(SystemClock::new().now().as_micros() - hour);
-        let trip = RoundTrip { wall, ..RoundTrip::new(now, now) };
-        let (earliest, latest) = Time::Server.bounds(SEEN, trip, trip.age(now));
+        let trip = RoundTrip { wall, ..server_time().round_trip(now, now) };
+        let (earliest, latest) = server_time().bounds(SEEN, trip, trip.age(now));
         assert_eq!(earliest.as_micros(), SEEN);
         assert!(latest.as_micros() >= SEEN + hour, "{latest:?}");
     }
@@ -167,7 +177,7 @@ mod tests {
     #[test]
     fn a_round_trip_in_the_future_has_no_age() {
         let now = Instant::now();
-        let trip = RoundTrip::new(now, now + Duration::from_millis(7));
+        let trip = server_time().round_trip(now, now + Duration::from_millis(7));
         assert_eq!((trip.took, trip.age(now)), (7_000_000, 0));
         assert_eq!(trip.age(now + Duration::from_secs(1)), 993_000_000);
     }

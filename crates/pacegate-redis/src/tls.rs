@@ -12,8 +12,9 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
     server::ParsedCertificate,
 };
-use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use crate::environment::ByteStream;
 
 /// TLS settings.
 #[derive(Clone, Debug, Default)]
@@ -37,8 +38,8 @@ impl Tls {
     pub(crate) async fn connect(
         &self,
         host: &str,
-        stream: TcpStream,
-    ) -> io::Result<TlsStream<TcpStream>> {
+        stream: Box<dyn ByteStream>,
+    ) -> io::Result<TlsStream<Box<dyn ByteStream>>> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         TlsConnector::from(Arc::new(self.config()?)).connect(name, stream).await
     }

@@ -1,10 +1,11 @@
 //! Addresses of servers, as URLs.
 
-use std::{fmt, fs, path::PathBuf, str::FromStr};
+use std::{fmt, fs, path::PathBuf, str::FromStr, sync::Arc};
 
 use percent_encoding::percent_decode_str;
 
 use crate::{
+    environment::{Environment, OperatingSystem},
     link::{Access, Address},
     tls::Tls,
 };
@@ -43,6 +44,16 @@ pub(crate) enum Servers {
     One(Address),
     Cluster(Vec<Address>),
     Sentinel { addresses: Vec<Address>, access: Access, master: String },
+}
+
+impl RedisUrl {
+    /// Replaces the environment of all connections.
+    pub(crate) fn set_environment(&mut self, environment: &Arc<dyn Environment>) {
+        self.access.environment = environment.clone();
+        if let Servers::Sentinel { access, .. } = &mut self.servers {
+            access.environment = environment.clone();
+        }
+    }
 }
 
 /// An error in an address. The message never contains passwords.
@@ -98,7 +109,9 @@ impl FromStr for RedisUrl {
             Shape::One | Shape::Unix | Shape::Cluster => (None, None),
         };
         let database = parts.database()?;
-        let access = Access { user, password, database, tls: tls.clone() };
+        let environment: Arc<dyn Environment> = Arc::new(OperatingSystem);
+        let access =
+            Access { user, password, database, tls: tls.clone(), environment: environment.clone() };
         let servers = match parts.shape {
             Shape::Unix => Servers::One(Address::Unix(parts.socket()?)),
             Shape::One => Servers::One(parts.one_host()?),
@@ -110,6 +123,7 @@ impl FromStr for RedisUrl {
                     password: sentinel_password,
                     database: 0,
                     tls,
+                    environment,
                 },
                 master: parts.master()?,
             },

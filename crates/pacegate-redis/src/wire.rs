@@ -52,6 +52,8 @@ pub(crate) enum Action {
     Renew,
     /// Deletes the state.
     Reset,
+    /// Claims an event. The cell is that of the claim.
+    Claim { owner: [u64; 2], at: u64, ends: u64 },
 }
 
 impl Program {
@@ -118,7 +120,7 @@ fn excess_word(charge: &CellCharge) -> u64 {
 /// Encodes the argument of `update.lua`.
 pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptParams) -> Vec<u8> {
     let (action, charged_at) = match action {
-        Action::Refund | Action::Reset => (0, 0),
+        Action::Refund | Action::Reset | Action::Claim { .. } => (0, 0),
         Action::Return { charged_at } => (0, charged_at),
         Action::Release => (1, 0),
         Action::Renew => (2, 0),

@@ -8,7 +8,7 @@
 mod run;
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt::Display,
     sync::{
         Arc, Weak,
@@ -17,12 +17,12 @@ use std::{
     time::Duration,
 };
 
-use pacegate::{Clock, StoreError};
+use pacegate::StoreError;
 use parking_lot::Mutex;
 use redis::{Pipeline, RedisError};
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
 use run::{CloseOnDrop, PING_TIMEOUT, run};
@@ -33,11 +33,12 @@ use crate::{
     cluster::{self, Cluster},
     command::{Command, Disposition, Payload, Redirect},
     deny_cache::DenyCache,
+    environment::Environment,
     layout::{self, CounterRequest},
     link::Wire,
     resolver::Resolver,
     stats::Totals,
-    time::{RoundTrip, Time, TimeEstimate},
+    time::{Time, TimeEstimate},
     wire::{MAX_REPEATS, ScriptParams},
 };
 
@@ -47,11 +48,10 @@ pub(crate) struct Common {
     pub(crate) names: Names,
     pub(crate) deadline: Duration,
     pub(crate) time: Time,
+    pub(crate) environment: Arc<dyn Environment>,
     pub(crate) once: Duration,
     pub(crate) deny_cache: DenyCache,
     pub(crate) totals: Totals,
-    /// The clock from which each worker estimates the time of its server.
-    pub(crate) local_clock: Arc<dyn Clock>,
     /// Present if the keys are those of another limiter.
     pub(crate) layout: Option<Arc<layout::LayoutState>>,
 }
@@ -100,7 +100,7 @@ impl NodeWorker {
         cluster: Weak<Cluster>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            server_time: TimeEstimate::new(common.local_clock.clone()),
+            server_time: TimeEstimate::new(common.environment.clone()),
             common,
             resolver,
             queue: Mutex::default(),
@@ -249,7 +249,7 @@ impl NodeWorker {
         if self.cluster.strong_count() == 0 {
             return Batch::pack(requests);
         }
-        let mut slots: HashMap<u16, Vec<_>, foldhash::fast::RandomState> = HashMap::default();
+        let mut slots: BTreeMap<u16, Vec<_>> = BTreeMap::new();
         for request in requests {
             slots.entry(request.charges[0].cell.slot()).or_default().push(request);
         }
@@ -306,6 +306,18 @@ impl NodeWorker {
         }
     }
 
+    /// Times out queued requests when their deadline passes. Never completes.
+    async fn expire_queued(&self) {
+        let deadline = self.common.deadline;
+        loop {
+            // A request that arrives later has a later deadline.
+            let since = self.queue.lock().since().unwrap_or_else(Instant::now);
+            sleep_until(since + deadline).await;
+            let expired = self.queue.lock().expire(deadline);
+            self.common.totals.timed_out.add(expired as u64);
+        }
+    }
+
     fn encode(&self, wire: &Wire, commands: &[Command]) -> Pipeline {
         let params = self.params();
         let mut pipeline = Pipeline::with_capacity(commands.len());
@@ -325,7 +337,7 @@ impl NodeWorker {
         replies: Vec<redis::Value>,
         sent: Instant,
     ) -> Result<Vec<Command>, Failure> {
-        let trip = RoundTrip::new(sent, Instant::now());
+        let trip = self.common.time.round_trip(sent, Instant::now());
         let mut replies = replies.into_iter();
         let (mut again, mut rejected) = (Vec::new(), None);
         for command in commands {
@@ -460,6 +472,26 @@ impl NodeWorker {
 impl Queue {
     fn len(&self) -> usize {
         self.requests.len() + self.counters.len() + self.commands.len()
+    }
+
+    /// Returns the start of the oldest request whose caller is still waiting.
+    fn since(&mut self) -> Option<Instant> {
+        // Requests are in order of arrival. Commands may have waited for another server before.
+        let request = self.requests.iter().find_map(|request| request.responder.since());
+        let counter = self.counters.iter().find_map(|request| request.responder.since());
+        let command = self.commands.iter_mut().filter_map(Command::since).min();
+        [request, counter, command].into_iter().flatten().min()
+    }
+
+    /// Times out requests past the deadline, and returns their number.
+    fn expire(&mut self, deadline: Duration) -> usize {
+        let requests = self.requests.iter_mut().map(|request| &mut request.responder);
+        let counters = self.counters.iter_mut().map(|request| &mut request.responder);
+        let responders = requests.chain(counters);
+        let expired: usize =
+            responders.map(|responder| usize::from(responder.expire(deadline))).sum();
+        let commands = self.commands.iter_mut().map(|command| command.expire(deadline));
+        expired + commands.sum::<usize>()
     }
 
     /// Removes and returns everything that is queued.

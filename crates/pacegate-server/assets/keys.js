@@ -46,6 +46,7 @@ export class Keys {
     this.denied.update(rows(answer.most_denied));
     this.offer(answer.policies);
     this.updateBlocked(answer);
+    this.updateThresholds(answer);
     const { policy, key, blocked } = this.looked ?? {};
     // For these, only the list of blocks shows whether they are blocked.
     if (policy === AD_HOC && blocked !== this.isBlocked(policy, key)) this.show(policy, key, null);
@@ -93,6 +94,19 @@ export class Keys {
     if (more > 0) items.push(make("li.quiet", {}, `and ${whole(more)} more`));
     const none = make("p.quiet", {}, "No blocked keys.");
     this.blocked.replaceChildren(items.length ? make("ul.lines", {}, ...items) : none);
+  }
+
+  updateThresholds({ now, policies, thresholds }) {
+    const watches = policies.some(({ notify }) => notify?.length > 0);
+    document.getElementById("thresholds").hidden = !watches && thresholds.length === 0;
+    const items = thresholds.map(({ policy, key, limit, threshold, used, capacity, at }) => {
+      const whose = [make("b", {}, key || ALL_CLIENTS), make("span.quiet", {}, `${policy}, ${limit}`)];
+      const name = make("span.label", { title: key }, ...whose);
+      const units = make("span.number", {}, `${threshold} % (${whole(used)} of ${whole(capacity)})`);
+      return make("li", {}, name, units, make("span.quiet.number", {}, `${duration(Math.max(0, now - at))} ago`));
+    });
+    const none = make("p.quiet", {}, "No key has reached a threshold.");
+    document.getElementById("reached").replaceChildren(items.length ? make("ul.lines", {}, ...items) : none);
   }
 
   /** Looks up a key from a list. */

@@ -19,6 +19,7 @@ use crate::{
     engine::Engine,
     envoy::{HitStats, QuotaRegistry, WrittenRule},
     live::Live,
+    thresholds::ThresholdEvents,
 };
 
 /// The active configuration. A reload replaces it as a whole, so each request uses one revision from start to end.
@@ -35,6 +36,7 @@ pub(crate) struct ActiveConfig {
     live: Live,
     audit: Audit,
     quotas: QuotaRegistry,
+    thresholds: Arc<ThresholdEvents>,
 }
 
 /// One version of the configuration.
@@ -71,9 +73,13 @@ impl ActiveConfig {
     /// modes decide until it answers. Must be called within the runtime that runs the connections of the store.
     pub(crate) fn open(settings: Settings) -> Result<Self, OpenError> {
         let policies = settings.effective_policies();
+        let thresholds = Arc::new(ThresholdEvents::new(settings.webhook.clone()));
+        let events = thresholds.clone();
+        let on_threshold = move |event| events.record(&event);
         let (engine, state) = match &settings.store {
             StoreSettings::Memory { max_keys } => {
-                let limiter = Limiter::builder().policies(policies).max_keys(*max_keys).build()?;
+                let limiter = Limiter::builder().policies(policies).max_keys(*max_keys);
+                let limiter = limiter.on_threshold(on_threshold).build()?;
                 let state = State::Memory(limiter.store().clone());
                 (Engine::memory(limiter), state)
             }
@@ -81,11 +87,12 @@ impl ActiveConfig {
                 let builder = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
                 let builder = if settings.count_denied { builder.deny_cache(0) } else { builder };
                 let store = builder.layout(settings.layout.clone()).connect_later();
-                let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
+                let limiter = SharedLimiter::builder(store.clone()).policies(policies);
+                let limiter = limiter.on_threshold(on_threshold).build()?;
                 (Engine::redis(limiter, store.clone()), State::Redis(store))
             }
         };
-        Ok(Self::new(engine, state, settings))
+        Ok(Self { thresholds, ..Self::new(engine, state, settings) })
     }
 
     /// Creates an active configuration for an existing engine.
@@ -102,6 +109,7 @@ impl ActiveConfig {
             live: Live::new(),
             audit: Audit::default(),
             quotas: QuotaRegistry::default(),
+            thresholds: Arc::new(ThresholdEvents::new(None)),
         }
     }
 
@@ -113,6 +121,7 @@ impl ActiveConfig {
     /// Activates other settings and returns the number of their revision. A counter is kept if its policy keeps its
     /// name and its limit keeps algorithm and period. Listeners and the store do not change.
     pub(crate) fn replace(&self, settings: Settings) -> u64 {
+        self.thresholds.webhook().configure(settings.webhook.clone());
         let settings = Arc::new(settings);
         let previous = self.revision.rcu(|current| Revision {
             number: current.number + 1,
@@ -174,6 +183,11 @@ impl ActiveConfig {
     /// Returns the needs of Envoy's quota buckets.
     pub(crate) fn quotas(&self) -> &QuotaRegistry {
         &self.quotas
+    }
+
+    /// Returns the keys that have reached a threshold of their policy.
+    pub(crate) fn thresholds(&self) -> &ThresholdEvents {
+        &self.thresholds
     }
 
     /// Marks the server as shutting down: readiness checks fail, and open requests are still answered.

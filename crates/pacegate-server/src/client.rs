@@ -1,4 +1,4 @@
-//! A small HTTP client, for commands that call a running server and for the export of traces.
+//! A small HTTP client, for commands that call a running server, for webhooks and for the export of traces.
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
@@ -14,6 +14,7 @@ use rustls::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    task::JoinHandle,
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
@@ -25,6 +26,14 @@ pub struct Client {
     tls: Option<TlsConnector>,
     /// Sent as a bearer token.
     key: Option<String>,
+}
+
+/// An open connection of a [`Client`].
+#[derive(Debug)]
+pub(crate) struct ClientConnection {
+    client: Client,
+    sender: http1::SendRequest<Full<Bytes>>,
+    running: JoinHandle<()>,
 }
 
 /// The reason why a request failed.
@@ -63,6 +72,15 @@ impl Client {
         authority: Option<&Path>,
         key: Option<String>,
     ) -> Result<Self, ClientError> {
+        let client = Self::for_url(server, authority)?;
+        match client.server.query() {
+            Some(_) => Err(ClientError::Address(server.chars().take(200).collect())),
+            None => Ok(Self { key, ..client }),
+        }
+    }
+
+    /// Creates a client for one URL, which may have a path and a query. See [`Client::new`].
+    pub(crate) fn for_url(server: &str, authority: Option<&Path>) -> Result<Self, ClientError> {
         if server.contains('@') {
             return Err(ClientError::Login);
         }
@@ -77,11 +95,11 @@ impl Client {
         let is_whole = server.authority().is_some_and(|authority| {
             authority.port_u16().is_some() || authority.as_str() == authority.host()
         });
-        if !is_whole || server.query().is_some() {
+        if !is_whole {
             return Err(address());
         }
         let tls = if is_tls { Some(connector(authority)?) } else { None };
-        Ok(Self { server, tls, key })
+        Ok(Self { server, tls, key: None })
     }
 
     /// Sends a request for a path and returns the response. With a body, it is a POST of JSON.
@@ -132,46 +150,83 @@ impl Client {
         request.map_err(|error| self.failed(&error))
     }
 
+    /// Returns a POST of JSON to the URL of this client.
+    pub(crate) fn post(&self, body: Bytes) -> Result<Request<Full<Bytes>>, ClientError> {
+        let path = self.server.path_and_query().map_or("/", |path| path.as_str());
+        let host = self.server.authority().map_or("", |authority| authority.as_str());
+        let request = Request::builder().method("POST").uri(path).header(header::HOST, host);
+        let request = request.header(header::CONTENT_TYPE, "application/json");
+        request.body(Full::new(body)).map_err(|error| self.failed(&error))
+    }
+
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Bytes>, ClientError> {
+        self.connect().await?.exchange(request, MAX_RESPONSE_BYTES).await
+    }
+
+    /// Opens a connection.
+    pub(crate) async fn connect(&self) -> Result<ClientConnection, ClientError> {
         let (host, port) = self.host_and_port();
         let unreachable =
             |error| ClientError::Unreachable { server: self.server.to_string(), error };
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let stream = TcpStream::connect((&*bare, port)).await.map_err(unreachable)?;
         match &self.tls {
-            None => self.exchange(stream, request).await,
+            None => self.handshake(stream).await,
             Some(tls) => {
                 let name = ServerName::try_from(bare)?;
                 let stream = tls.connect(name, stream).await.map_err(unreachable)?;
-                self.exchange(stream, request).await
+                self.handshake(stream).await
             }
         }
     }
 
-    async fn exchange(
+    async fn handshake(
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Bytes>, ClientError> {
-        let (mut sender, connection) =
+    ) -> Result<ClientConnection, ClientError> {
+        let (sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.failed(&error))?;
         // Errors of the connection reach the caller through `send_request`.
-        let running = tokio::spawn(connection);
-        let response = sender.send_request(request).await.map_err(|error| self.failed(&error))?;
-        let (head, body) = response.into_parts();
-        let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
-        let body = body.map_err(|error| self.failed(&*error))?.to_bytes();
-        running.abort();
-        Ok(Response::from_parts(head, body))
+        let running = tokio::spawn(async move { drop(connection.await) });
+        Ok(ClientConnection { client: self.clone(), sender, running })
     }
 
-    fn host_and_port(&self) -> (&str, u16) {
+    /// Returns the host and the port of the server.
+    pub(crate) fn host_and_port(&self) -> (&str, u16) {
         let port = if self.tls.is_some() { 443 } else { 80 };
         (self.server.host().unwrap_or_default(), self.server.port_u16().unwrap_or(port))
     }
 
     fn failed(&self, error: &dyn std::error::Error) -> ClientError {
         ClientError::Http { server: self.server.to_string(), error: error.to_string() }
+    }
+}
+
+impl ClientConnection {
+    /// Returns `true` if the server has not closed the connection.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+
+    /// Sends a request, and reads a response with a body of at most `max_bytes`.
+    pub(crate) async fn exchange(
+        &mut self,
+        request: Request<Full<Bytes>>,
+        max_bytes: usize,
+    ) -> Result<Response<Bytes>, ClientError> {
+        let failed = |error: &dyn std::error::Error| self.client.failed(error);
+        self.sender.ready().await.map_err(|error| failed(&error))?;
+        let sent = self.sender.send_request(request).await;
+        let (head, body) = sent.map_err(|error| failed(&error))?.into_parts();
+        let body = Limited::new(body, max_bytes).collect().await;
+        let body = body.map_err(|error| failed(&*error))?.to_bytes();
+        Ok(Response::from_parts(head, body))
+    }
+}
+
+impl Drop for ClientConnection {
+    fn drop(&mut self) {
+        self.running.abort();
     }
 }
 

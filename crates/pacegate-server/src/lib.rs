@@ -24,6 +24,7 @@ mod resp;
 mod server;
 mod service;
 mod source;
+mod thresholds;
 mod trace;
 
 pub use self::{

@@ -24,6 +24,7 @@ use crate::{
     active_config::{ActiveConfig, State},
     envoy::QuotaStats,
     service::Listener,
+    thresholds::WebhookStats,
 };
 
 /// All metrics of the server.
@@ -246,6 +247,7 @@ impl Collector for Scrape {
         families.listeners(active.live().listeners())?;
         families.config(active)?;
         families.quotas(&active.quotas().stats())?;
+        families.thresholds(active)?;
         match active.state() {
             State::Memory(store) => families.memory(store),
             State::Redis(store) => families.redis(&store.stats()),
@@ -363,6 +365,27 @@ impl Families<'_> {
         let requests = [("allowed", stats.allowed), ("denied", stats.denied)];
         let requests = requests.map(|(kind, count)| ([("outcome", kind.to_owned())], count));
         self.counters("pacegate_envoy_quota_requests", help, requests)
+    }
+
+    fn thresholds(&mut self, active: &ActiveConfig) -> fmt::Result {
+        let counts = active.thresholds().counts();
+        let counts = counts.iter().map(|((policy, threshold), count)| {
+            ([("policy", policy.to_string()), ("threshold", threshold.to_string())], *count)
+        });
+        let help = "Keys that reached a threshold of their limit, as reported by this process";
+        self.counters("pacegate_threshold_events", help, counts)?;
+        let dropped = active.revision().engine.stats().dropped_events;
+        let help = "Threshold events that were dropped because the store was too slow";
+        self.counter("pacegate_threshold_events_dropped", help, dropped)?;
+        let Some(stats) = active.thresholds().webhook().stats() else { return Ok(()) };
+        let WebhookStats { delivered, failed_attempts, dropped, queued } = stats;
+        let help = "Events that the webhook confirmed";
+        self.counter("pacegate_webhook_delivered", help, delivered)?;
+        let help = "Failed attempts to deliver an event to the webhook";
+        self.counter("pacegate_webhook_failed_attempts", help, failed_attempts)?;
+        let help = "Events for the webhook that were dropped: too old, or no room in the queue";
+        self.counter("pacegate_webhook_dropped", help, dropped)?;
+        self.gauge("pacegate_webhook_queue", "Events that wait for delivery", queued as u64)
     }
 
     fn memory(&mut self, store: &MemoryStore) -> fmt::Result {

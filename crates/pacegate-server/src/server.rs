@@ -64,7 +64,7 @@ pub struct Endpoint {
     pub is_tls: bool,
 }
 
-/// The time to wait for the store at the start, and for the return of leases at the end.
+/// The time to wait for the store at the start, and for the return of leases and the delivery of events at the end.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of connections to a port with pages of envoyproxy/ratelimit.
 const MAX_PAGE_CONNECTIONS: usize = 64;
@@ -142,12 +142,17 @@ impl Server {
         self.accept(&mut accepting, &reloader);
         let store_log = tokio::spawn(log_store_changes(self.active.clone()));
         let history = tokio::spawn(live::watch(self.active.clone()));
+        let active = self.active.clone();
+        let threshold_log = tokio::spawn(async move { active.thresholds().log().await });
+        let webhook = self.active.thresholds().webhook();
+        let deliveries = webhook.start();
         let blocks = tokio::spawn(blocks::follow(self.active.clone()));
         let statsd = self.settings().stats.as_ref().and_then(|stats| stats.statsd.clone());
         let statsd = statsd.map(|settings| Statsd::start(self.active.clone(), settings));
         end.await;
         store_log.abort();
         history.abort();
+        threshold_log.abort();
         blocks.abort();
         tracing::info!("shutting down: draining in-flight requests");
         self.active.drain();
@@ -159,6 +164,8 @@ impl Server {
             all &= bound.listener.emptied(deadline.duration_since(Instant::now())).await;
         }
         self.return_leases().await;
+        webhook.finish(STORE_TIMEOUT).await;
+        drop(deliveries);
         if let Some(statsd) = statsd {
             statsd.finish().await;
         }

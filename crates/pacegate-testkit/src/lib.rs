@@ -6,6 +6,7 @@
 )]
 
 mod conformance;
+mod crossings;
 mod history;
 mod model;
 mod random;
@@ -14,6 +15,7 @@ mod rates;
 pub mod servers;
 
 pub use conformance::{Subject, conformance, follow_calendar_histories, follow_histories};
+pub use crossings::Crossing;
 pub use history::{History, Op};
 pub use model::{Answer, Model};
 pub use random::Random;

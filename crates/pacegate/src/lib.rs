@@ -24,14 +24,17 @@ pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
 pub use limit::{Calendar, Limit, LimitError, ParseLimitError};
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub use limiter::seed_permit_ids;
 pub use limiter::{
     Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
-    Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, Wait, WaitError,
+    Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, ThresholdEvent, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
 pub use store::{
-    Charge, ChargeBuf, Counter, MemoryStore, MemoryUsage, Outcomes, PendingReply, Reply,
+    Charge, ChargeBuf, Claim, Counter, MemoryStore, MemoryUsage, Outcomes, PendingReply, Reply,
     ShareUsage, Store, StoreError, Task, Update,
 };

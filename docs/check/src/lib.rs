@@ -34,6 +34,9 @@ pub mod guide_tonic {}
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/governor.md"))]
 pub mod guide_governor {}
 
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/notifications.md"))]
+pub mod guide_notifications {}
+
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/outgoing.md"))]
 pub mod guide_outgoing {}
 

@@ -48,6 +48,7 @@ mod simulate;
 mod simulate_logs;
 mod strangers;
 mod tenants;
+mod thresholds;
 mod together;
 mod top;
 mod traces;

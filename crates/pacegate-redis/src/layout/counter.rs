@@ -5,14 +5,15 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use pacegate::{Charge, Clock, Limit, StoreError, SystemClock};
+use pacegate::{Charge, Limit, StoreError};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Counting, Rules};
 use crate::{
     cell::{period_micros, slot_of},
-    fingerprint::{Fingerprint, Fingerprinter, random},
+    environment::Environment,
+    fingerprint::{Fingerprint, Fingerprinter},
     responder::{Reply, Responder},
     time::Time,
 };
@@ -60,13 +61,12 @@ pub(crate) struct CounterRequest {
 }
 
 impl LayoutState {
-    pub(crate) fn new(rules: Arc<Rules>, time: Time) -> Self {
-        let now = SystemClock::new().now().as_micros();
+    pub(crate) fn new(rules: Arc<Rules>, time: Time, host: &dyn Environment) -> Self {
         Self {
             rules,
             time,
-            seen: Mutex::new((now, Instant::now())),
-            store: u128::from(random()) << 64 | u128::from(random()),
+            seen: Mutex::new((host.now().as_micros(), Instant::now())),
+            store: u128::from(host.random()) << 64 | u128::from(host.random()),
             calls: AtomicU64::new(0),
         }
     }
@@ -103,7 +103,7 @@ impl LayoutState {
     fn guess(&self) -> u64 {
         match &self.time {
             Time::Given(clock) => clock.now().as_micros(),
-            Time::Server => {
+            Time::Server(_) => {
                 let (now, sent) = *self.seen.lock();
                 let passed = u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX);
                 now.saturating_add(passed)
@@ -141,13 +141,14 @@ impl CounterRequest {
 mod tests {
     use std::{sync::LazyLock, time::Duration};
 
-    use pacegate::Key;
+    use pacegate::{Clock, Key, SystemClock};
 
     use super::*;
-    use crate::Layout;
+    use crate::{Layout, environment::OperatingSystem};
 
     fn state(layout: Layout) -> LayoutState {
-        LayoutState::new(layout.rules().unwrap().clone(), Time::Server)
+        let time = Time::Server(Arc::new(OperatingSystem));
+        LayoutState::new(layout.rules().unwrap().clone(), time, &OperatingSystem)
     }
 
     fn counter(state: &LayoutState, key: impl Key, limit: &str) -> Result<CounterKey, StoreError> {

@@ -287,7 +287,10 @@ mod tests {
     use pacegate::{Charge, Key};
 
     use super::*;
-    use crate::{Layout, fingerprint::Fingerprinter, responder::Reply, time::Time};
+    use crate::{
+        Layout, environment::OperatingSystem, fingerprint::Fingerprinter, responder::Reply,
+        time::Time,
+    };
 
     const MINUTE: u64 = 60_000_000;
 
@@ -297,7 +300,11 @@ mod tests {
         ops: &[CounterOp],
     ) -> (Arc<LayoutState>, Vec<CounterRequest>, Vec<Reply>) {
         let rules = layout.rules().unwrap().clone();
-        let state = Arc::new(LayoutState::new(rules, Time::Server));
+        let state = Arc::new(LayoutState::new(
+            rules,
+            Time::Server(Arc::new(OperatingSystem)),
+            &OperatingSystem,
+        ));
         state.saw(100 * MINUTE, Instant::now());
         let fingerprinter = Fingerprinter::new();
         let request = |&op: &CounterOp| {

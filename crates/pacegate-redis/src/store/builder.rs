@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use pacegate::{Clock, SystemClock};
+use pacegate::Clock;
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, time::timeout};
 
@@ -11,6 +11,7 @@ use super::{Inner, RedisStore, session::Session};
 use crate::{
     cell::{Names, Secret},
     deny_cache::DenyCache,
+    environment::{Environment, OperatingSystem},
     layout::{Layout, LayoutState},
     leases::Leases,
     stats::Totals,
@@ -40,8 +41,9 @@ pub struct RedisStoreBuilder {
     deny_cache: usize,
     deny_cache_for: Duration,
     once: Duration,
-    time: Time,
-    local_clock: Arc<dyn Clock>,
+    /// Replaces the server's clock.
+    clock: Option<Arc<dyn Clock>>,
+    environment: Arc<dyn Environment>,
     layout: Layout,
 }
 
@@ -75,8 +77,8 @@ impl RedisStoreBuilder {
             deny_cache: 100_000,
             deny_cache_for: Duration::from_secs(1),
             once: Duration::from_secs(10),
-            time: Time::Server,
-            local_clock: Arc::new(SystemClock::new()),
+            clock: None,
+            environment: Arc::new(OperatingSystem),
             layout: Layout::native(),
         }
     }
@@ -125,14 +127,13 @@ impl RedisStoreBuilder {
 
     /// Uses this clock instead of the server's. For tests only, since the clocks of several processes differ.
     pub fn clock(self, clock: impl Clock) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(clock);
-        Self { time: Time::Given(clock.clone()), local_clock: clock, ..self }
+        Self { clock: Some(Arc::new(clock)), ..self }
     }
 
-    /// Estimates the server's time with this clock instead of the system's, for the windows of calendar periods. For
-    /// tests only. The server's clock decides, so a wrong estimate costs one more round trip.
-    pub fn local_clock(self, clock: impl Clock) -> Self {
-        Self { local_clock: Arc::new(clock), ..self }
+    /// Sets the source of wall clock time, random numbers and connections, for simulations. Default:
+    /// [`OperatingSystem`].
+    pub fn environment(self, environment: impl Environment) -> Self {
+        Self { environment: Arc::new(environment), ..self }
     }
 
     /// Connects. Fails if no server answers within five seconds; in a cluster, one server is enough.
@@ -152,22 +153,27 @@ impl RedisStoreBuilder {
     /// # Panics
     ///
     /// Outside a Tokio runtime.
-    pub fn connect_later(self) -> RedisStore {
-        let state = |rules| Arc::new(LayoutState::new(rules, self.time.clone()));
+    pub fn connect_later(mut self) -> RedisStore {
+        self.url.set_environment(&self.environment);
+        let time = match self.clock {
+            Some(clock) => Time::Given(clock),
+            None => Time::Server(self.environment.clone()),
+        };
+        let state = |rules| Arc::new(LayoutState::new(rules, time.clone(), &*self.environment));
         let common = Arc::new(Common {
             layout: self.layout.rules().cloned().map(state),
             names: Names::new(&self.prefix, &self.secret.0),
             deadline: self.deadline.min(MAX_DURATION),
             once: self.once.min(MAX_DURATION),
-            deny_cache: DenyCache::new(self.deny_cache, self.deny_cache_for, self.time.clone()),
-            time: self.time.clone(),
-            local_clock: self.local_clock,
+            deny_cache: DenyCache::new(self.deny_cache, self.deny_cache_for, time.clone()),
+            time: time.clone(),
+            environment: self.environment,
             totals: Totals::default(),
         });
         let session = Session::open(self.url.clone(), &common, Handle::current());
         let inner = Arc::new_cyclic(|this| Inner {
             common,
-            leases: Leases::new(self.time),
+            leases: Leases::new(time),
             releases: Arc::default(),
             session: ArcSwap::from_pointee(session),
             reopening: Mutex::new(()),

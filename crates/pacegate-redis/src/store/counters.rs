@@ -137,7 +137,7 @@ pub(super) fn operation(charge: &Charge<'_>, action: Action) -> Result<CounterOp
     match action {
         Action::Refund | Action::Return { .. } => Ok(CounterOp::Refund(charge.cost)),
         Action::Reset => Ok(CounterOp::Reset),
-        Action::Release | Action::Renew => Err(no_permits()),
+        Action::Release | Action::Renew | Action::Claim { .. } => Err(no_permits()),
     }
 }
 

@@ -2,7 +2,7 @@
 //! idempotent.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -28,7 +28,7 @@ type PermitId = (CellId, [u64; 2]);
 #[derive(Debug, Default)]
 pub(super) struct PendingReleases {
     /// With the time at which each permit expires.
-    permits: Mutex<HashMap<PermitId, (CellCharge, Instant)>>,
+    permits: Mutex<BTreeMap<PermitId, (CellCharge, Instant)>>,
     /// Notified when a permit was added or the store was dropped.
     changed: Notify,
 }

@@ -41,7 +41,8 @@ pub(super) async fn run(guard: CloseOnDrop) {
             Err(failure) => {
                 worker.close(failure);
                 // With jitter, so that not all clients reconnect at once.
-                worker.pause(wait / 2 + crate::time::jitter(wait / 2)).await;
+                let random = worker.common.environment.random();
+                worker.pause(wait / 2 + crate::time::jitter(wait / 2, random)).await;
                 wait = (wait * 2).min(LAST_RETRY);
             }
         }
@@ -98,6 +99,8 @@ async fn serve(worker: &Arc<NodeWorker>, link: &mut Link, answered: &mut bool) -
                 tokio::task::yield_now().await;
             }
             () = worker.wake.notified(), if trips.len() < MAX_TRIPS => {}
+            // A round trip may take longer than the deadline, if a command has to be sent again.
+            () = worker.expire_queued(), if trips.len() >= MAX_TRIPS => {}
             () = link.gone(), if trips.is_empty() => {
                 return Failure::Closed;
             }

@@ -5,6 +5,7 @@
 mod acl;
 mod batching;
 mod blocks;
+mod calendar;
 mod conformance;
 mod connections;
 mod contention;
@@ -15,4 +16,5 @@ mod faults;
 mod kit;
 mod layouts;
 mod others;
+mod thresholds;
 mod workers;

@@ -9,6 +9,7 @@ use pacegate::{
     Algorithm, Limit, PolicySet,
     policy::{
         FailureMode, Lease, Match, Missing, Mode, Paths, Policy, PolicyError, PolicyName, Tag,
+        Threshold,
     },
 };
 use pacegate_redis::Layout;
@@ -107,6 +108,11 @@ pub(crate) struct PolicySection {
     /// while another process holds unspent units.
     #[schemars(with = "Option<Either<u64, String>>", example = 50, example = "5%")]
     lease: Option<At<String>>,
+
+    /// Reports a key when its used units reach one of these parts of a limit, once per window: in the log, in the
+    /// metrics, on the dashboard, and to the webhook of `notifications`. `100%` is also reached by a denial.
+    #[schemars(example = &"80%", example = ["80%", "100%"])]
+    notify: Option<Texts>,
 
     /// Lets Envoy's `rate_limit_quota` filter use the policy: Envoy gets units in advance and decides without a call
     /// for each request. Needs fixed windows of at least 10 seconds; excludes `lease` and the shadow mode. Other
@@ -303,6 +309,7 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
         .lease
         .as_ref()
         .map(|lease| problems.take(lease.location, lease.value.parse::<Lease>()));
+    let notify = section.notify.as_ref().map(|notify| thresholds(notify, problems));
     let (name, limits, overrides) = (name?, limits?, overrides?);
     let mut policy = Policy::new(name, limits.limits.iter().copied());
     policy.domain = section.domain.clone().unwrap_or_default();
@@ -315,6 +322,7 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
     policy.max_cost = section.max_cost.as_ref().map(|cost| cost.value);
     policy.record_in_full = section.record_in_full;
     policy.max_debt = section.max_debt;
+    policy.notify = notify.unwrap_or_else(|| Some(Vec::new()))?;
     policy.tag = section.tag.as_ref().map(|tag| (&tag.value).into()).unwrap_or_default();
     policy.lease = match lease {
         Some(lease) => Some(lease?),
@@ -543,6 +551,24 @@ fn attributes(per: &Texts, problems: &mut Problems<'_>) -> Option<Vec<String>> {
         return None;
     }
     Some(attributes)
+}
+
+fn thresholds(notify: &Texts, problems: &mut Problems<'_>) -> Option<Vec<Threshold>> {
+    let texts = notify.texts(problems)?;
+    let read = texts.iter().map(|text| {
+        let threshold = text.value.parse::<Threshold>().map_err(|error| {
+            // A number without its sign is the likely mistake.
+            match format!("{}%", text.value).parse::<Threshold>() {
+                Ok(meant) => format!("invalid threshold `{}`: write `{meant}`", text.value),
+                Err(_) => error.to_string(),
+            }
+        });
+        problems.take(text.location, threshold)
+    });
+    let mut read = read.collect::<Vec<_>>().into_iter().collect::<Option<Vec<_>>>()?;
+    read.sort_unstable();
+    read.dedup();
+    Some(read)
 }
 
 /// Reads a failure mode.

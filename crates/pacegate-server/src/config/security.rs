@@ -123,7 +123,7 @@ enum HashError {
 }
 
 /// Minimum length of an API key in bytes. Shorter ones could be guessed.
-const MIN_API_KEY: usize = 16;
+pub(super) const MIN_API_KEY: usize = 16;
 
 impl Reader<'_, '_> {
     pub(super) fn credentials(&mut self, keys: &[At<KeySection>]) -> Vec<Credential> {

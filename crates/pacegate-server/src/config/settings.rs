@@ -9,11 +9,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 use super::{
-    Bind, Bounds, Environment, Security, StoreSettings, TlsFiles,
+    Bind, Bounds, Environment, Security, StoreSettings, TlsFiles, WebhookSettings,
     bounds::BoundsSection,
     choices::choices,
     layout::{LayoutError, check_cluster, supported},
     listen::ListenSection,
+    notifications::NotificationsSection,
     policies::{FailureSection, PolicySection, failure},
     problem::Problems,
     security::KeySection,
@@ -77,6 +78,10 @@ pub(crate) struct Config {
     /// API keys. Empty means no authentication; allowed on loopback only. A reload cannot remove all of them.
     #[serde(default)]
     pub(crate) keys: Vec<At<KeySection>>,
+
+    /// The receivers of events, such as keys that reach a threshold of `notify`.
+    #[serde(default)]
+    pub(crate) notifications: NotificationsSection,
 
     /// Limits on the resources that clients can use.
     #[serde(default)]
@@ -188,6 +193,8 @@ pub struct Settings {
     pub(crate) needs_rules: bool,
     /// TLS and API keys.
     pub security: Security,
+    /// The receiver of threshold events.
+    pub(crate) webhook: Option<WebhookSettings>,
     /// Limits on the resources that clients can use.
     pub bounds: Bounds,
 }
@@ -218,6 +225,7 @@ impl Reader<'_, '_> {
         settings.envoy.clone_from(&config.envoy);
         settings.security.tls = config.tls.as_ref().map(|tls| tls.beside(self.file));
         settings.security.credentials = self.credentials(&config.keys);
+        settings.webhook = self.webhook(&config.notifications);
         settings.bounds = config.bounds.read(self.problems);
     }
 }
@@ -252,6 +260,7 @@ impl Settings {
             ratelimit: None,
             needs_rules: false,
             security: Security::default(),
+            webhook: None,
             bounds: Bounds::default(),
         }
     }

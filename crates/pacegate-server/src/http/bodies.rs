@@ -163,6 +163,9 @@ pub(super) struct PolicyModel {
     failure: FailureMode,
     /// Maximum cost of one request, if it is less than the capacity.
     max_cost: Option<u64>,
+    /// Parts of each limit at which a key is reported, such as `80%`. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    notify: Vec<String>,
 }
 
 /// A limit.
@@ -341,6 +344,7 @@ impl PolicyModel {
             mode: Mode::Enforce,
             failure,
             max_cost: None,
+            notify: Vec::new(),
         }
     }
 }
@@ -368,6 +372,7 @@ impl From<&Policy> for PolicyModel {
             mode: policy.mode,
             failure: policy.failure,
             max_cost: policy.max_cost,
+            notify: policy.notify.iter().map(ToString::to_string).collect(),
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::{
     engine::Engine,
     explain::Seconds,
     live::{Counts, RecentDecision, Resolution, Used},
+    thresholds::ThresholdModel,
 };
 
 /// State of this process, with its history.
@@ -51,6 +52,8 @@ pub(super) struct LiveResponse {
     /// Blocked keys, the longest blocks first; at most 100.
     blocked: Vec<BlockResponse>,
     blocked_total: usize,
+    /// Keys that reached a threshold of `notify`, newest first; at most 20.
+    thresholds: Vec<ThresholdModel>,
 }
 
 /// A policy, and its decisions since the process started.
@@ -110,6 +113,7 @@ const MAX_DECISIONS: usize = 50;
 const MAX_POLICIES: usize = 1_000;
 const MAX_KEYS: usize = 20;
 const MAX_BLOCKS: usize = 100;
+const MAX_THRESHOLDS: usize = 20;
 
 /// `GET /v1/live`: returns keys, and so requires the scope `admin`.
 pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
@@ -120,6 +124,8 @@ pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
     let used = used(&shared, &revision, &stats).await;
     let policies = policies(&revision, &stats, &used);
     let (blocked, blocked_total) = revision.engine.blocks().list(MAX_BLOCKS);
+    let mut thresholds = shared.active.thresholds().recent();
+    thresholds.truncate(MAX_THRESHOLDS);
     let names: Vec<_> = policies.iter().map(|(name, _)| *name).collect();
     json(&LiveResponse {
         process: ProcessReport::new(&shared.active, &revision, &stats).truncate_keys(MAX_KEYS),
@@ -136,6 +142,7 @@ pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
             .map(|block| BlockResponse::new(block.policy, &block.key, block.until))
             .collect(),
         blocked_total,
+        thresholds,
     })
 }
 

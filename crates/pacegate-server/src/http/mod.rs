@@ -8,7 +8,7 @@ mod clear;
 mod connection;
 mod counters;
 mod descriptors;
-
+mod events;
 mod live;
 mod openapi;
 mod page;

@@ -19,6 +19,7 @@ use super::{
     check,
     clear::{self, ClearRequest, ClearResponse},
     counters, descriptors,
+    events::{self, EventList},
     live::{self, LiveResponse, RecentResponse},
     openapi::{Parameter, Route, SchemaOf, schema},
     page, proxy, report,
@@ -207,6 +208,11 @@ fn reports() -> Vec<Route> {
             .admin()
             .parameters(BLOCK_QUERY)
             .returns::<RecentResponse>("A sample of the decisions of this process"),
+        Route::new("/v1/events", "get events", get(events::events))
+            .summary("Returns recent events; with `Accept: text/event-stream`, streams new ones")
+            .admin()
+            .returns::<EventList>("Events of this process")
+            .problem(503, "Too many streams are open"),
     ]
 }
 

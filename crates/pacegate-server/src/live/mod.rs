@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 pub(crate) use self::{
     history::{Counts, History, Resolution},
-    name::{MAX_SHOWN_CHARS, key_of, text_of},
+    name::{MAX_SHOWN_CHARS, key_of, text_of, whole_text_of},
     recent::{Recent, RecentDecision},
 };
 use crate::{active_config::ActiveConfig, metrics::ListenerMetrics};

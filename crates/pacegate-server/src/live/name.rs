@@ -10,6 +10,16 @@ const SEPARATOR: &str = ", ";
 
 /// Returns a key as text: its parts, joined by commas and truncated. Untrusted input.
 pub(crate) fn text_of(key: KeyRef<'_>) -> String {
+    let mut text = whole_text_of(key);
+    if let Some((end, _)) = text.char_indices().nth(MAX_SHOWN_CHARS) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// Returns a key as text: its parts, joined by commas. Untrusted input.
+pub(crate) fn whole_text_of(key: KeyRef<'_>) -> String {
     let mut text = String::new();
     for (place, part) in key.parts().enumerate() {
         if place > 0 {
@@ -19,10 +29,6 @@ pub(crate) fn text_of(key: KeyRef<'_>) -> String {
             Some(part) => text.push_str(&String::from_utf8_lossy(part)),
             None => text.push_str(ABSENT),
         }
-    }
-    if let Some((end, _)) = text.char_indices().nth(MAX_SHOWN_CHARS) {
-        text.truncate(end);
-        text.push('…');
     }
     text
 }

@@ -65,7 +65,7 @@ impl Evaluator {
         decisions.reserve(charges.len());
         let mut rest = charges;
         while let Some(first) = rest.first() {
-            let batch = rest.iter().take(BATCH).take_while(|charge| is_simple(charge)).count();
+            let batch = rest.iter().take(BATCH).take_while(|charge| self.is_simple(charge)).count();
             if batch == 0 {
                 decisions.push(self.check_charge(first).map_err(CheckError::from));
             } else {
@@ -74,6 +74,19 @@ impl Evaluator {
             }
             rest = &rest[batch.max(1)..];
         }
+    }
+
+    /// Returns `true` if a charge can be decided in a batch.
+    #[inline]
+    fn is_simple(&self, charge: &Charge<'_>) -> bool {
+        let has_thresholds = || {
+            let watch = self.thresholds.as_ref()?;
+            Some(watch.has_thresholds(self.policies.index_of(charge.policy)?))
+        };
+        charge.enforced
+            && charge.cost <= super::resolve::max_cost(&charge.limit, charge.max_cost)
+            && !charge.limit.algorithm().keeps_log()
+            && has_thresholds() != Some(true)
     }
 
     /// Decides one explicit charge.
@@ -148,12 +161,4 @@ impl Batch for ChargeBatch<'_> {
     fn with_key<R>(&self, place: usize, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
         read(self.charges[place].key)
     }
-}
-
-/// Returns `true` if a charge can be decided in a batch.
-#[inline]
-fn is_simple(charge: &Charge<'_>) -> bool {
-    charge.enforced
-        && charge.cost <= super::resolve::max_cost(&charge.limit, charge.max_cost)
-        && !charge.limit.algorithm().keeps_log()
 }

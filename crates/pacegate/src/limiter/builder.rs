@@ -1,6 +1,11 @@
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, fmt, sync::Arc};
 
-use super::{Limiter, SharedLimiter, evaluator::Evaluator, wait_queue::WaitQueue};
+use super::{
+    Limiter, SharedLimiter, ThresholdEvent,
+    evaluator::Evaluator,
+    thresholds::{OnThreshold, ThresholdReporter},
+    wait_queue::WaitQueue,
+};
 use crate::{
     Limit, MemoryStore, ParseLimitError, PolicySet, Store, StoreError,
     clock::Clock,
@@ -21,6 +26,7 @@ use crate::{
 /// | [`max_keys`](Self::max_keys) | 1,000,000 |
 /// | [`max_waiters`](Self::max_waiters) | 1,000 for each key |
 /// | [`clock`](Self::clock) | the system's clock |
+/// | [`on_threshold`](Self::on_threshold) | thresholds are not reported |
 ///
 /// ```
 /// use pacegate::Limiter;
@@ -33,7 +39,7 @@ use crate::{
 /// assert!(limiter.check("alice").is_allowed());
 /// # Ok::<(), pacegate::BuildError>(())
 /// ```
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[must_use = "call `build`"]
 pub struct LimiterBuilder<S = ()> {
     store: S,
@@ -42,6 +48,7 @@ pub struct LimiterBuilder<S = ()> {
     max_keys: Option<usize>,
     max_waiters: Option<usize>,
     clock: Option<Arc<dyn Clock>>,
+    on_threshold: Option<OnThreshold>,
     error: Option<BuildError>,
 }
 
@@ -90,7 +97,7 @@ impl LimiterBuilder {
     /// Fails if neither limits nor policies were set, if both were, or with the first invalid limit. Memory for keys is
     /// allocated as they arrive.
     pub fn build(self) -> Result<Limiter, BuildError> {
-        Ok(Limiter::new(self.finish()?.1))
+        Ok(Limiter::new(self.finish(|()| None)?.1))
     }
 }
 
@@ -103,6 +110,7 @@ impl SharedLimiterBuilder {
             max_keys: None,
             max_waiters: None,
             clock: None,
+            on_threshold: None,
             error: None,
         }
     }
@@ -112,7 +120,7 @@ impl SharedLimiterBuilder {
     /// Fails if neither limits nor policies were set, if both were, with the first invalid limit, or if the store can
     /// never count one of the limits, see [`Store::supports`].
     pub fn build(self) -> Result<SharedLimiter, BuildError> {
-        let (store, evaluator) = self.finish()?;
+        let (store, evaluator) = self.finish(|store| Some(store.clone()))?;
         check_support(&*store, &evaluator.policies)?;
         Ok(SharedLimiter { evaluator: Arc::new(evaluator), store: Some(store) })
     }
@@ -206,8 +214,46 @@ impl<S> LimiterBuilder<S> {
         Self { clock: Some(Arc::new(clock)), ..self }
     }
 
-    /// Validates the settings and creates the evaluator. Returns the store with it.
-    fn finish(self) -> Result<(S, Evaluator), BuildError> {
+    /// Sets the function that receives the keys which reach a [threshold](crate::Policy::notify) of their policy.
+    /// Default: thresholds are not reported.
+    ///
+    /// A [`Limiter`] calls it in the decision, and a [`SharedLimiter`] in a task of the store. It must return quickly:
+    /// pass the event to a channel if the work takes longer.
+    ///
+    /// Each event is reported once for its key, limit, window and threshold. Processes that share a store agree through
+    /// the store on the one that reports it ([`Store::claim`]). If the store does not answer for several seconds, more
+    /// than one process may report it. Decisions by a failure mode or by the overflow counter report nothing.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    /// use pacegate::{Limiter, Policy, PolicySet};
+    ///
+    /// let plan = Policy::new("plan", ["10/day"]).per(["key"]).notify([80, 100]);
+    /// let (sender, events) = mpsc::sync_channel(100);
+    /// let limiter = Limiter::builder()
+    ///     .policies(PolicySet::new([plan])?)
+    ///     .on_threshold(move |event| drop(sender.try_send(event)))
+    ///     .build()?;
+    /// limiter.check_cost("alice", 9)?;
+    /// let event = events.try_recv()?;
+    /// assert_eq!((event.threshold.percent(), event.used), (80, 9));
+    /// limiter.check_cost("alice", 1)?;
+    /// assert_eq!(events.try_recv()?.threshold.percent(), 100);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn on_threshold(
+        self,
+        on_threshold: impl Fn(ThresholdEvent) + Send + Sync + 'static,
+    ) -> Self {
+        Self { on_threshold: Some(Box::new(on_threshold)), ..self }
+    }
+
+    /// Validates the settings and creates the evaluator. Returns the store with it. `shared` returns the store that
+    /// other processes use too.
+    fn finish(
+        self,
+        shared: impl FnOnce(&S) -> Option<Arc<dyn Store>>,
+    ) -> Result<(S, Evaluator), BuildError> {
         if let Some(error) = self.error {
             return Err(error);
         }
@@ -221,7 +267,25 @@ impl<S> LimiterBuilder<S> {
         let time = self.clock.map_or_else(Time::default, Time::Other);
         let memory = MemoryStore::build(max_keys, time);
         let wait_queue = self.max_waiters.map_or_else(WaitQueue::default, WaitQueue::new);
-        Ok((self.store, Evaluator::new(policies, memory, wait_queue)))
+        let reporter = self.on_threshold.map(|on_threshold| {
+            Arc::new(ThresholdReporter::new(on_threshold, shared(&self.store)))
+        });
+        Ok((self.store, Evaluator::reporting(policies, memory, wait_queue, reporter)))
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for LimiterBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store, limits, policies, max_keys, max_waiters, clock, error, .. } = self;
+        f.debug_struct("LimiterBuilder")
+            .field("store", store)
+            .field("limits", limits)
+            .field("policies", policies)
+            .field("max_keys", max_keys)
+            .field("max_waiters", max_waiters)
+            .field("clock", clock)
+            .field("error", error)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,13 +1,14 @@
 //! The steps that decide a request: resolve, charge, combine, record. [`Limiter`](super::Limiter) and
 //! [`SharedLimiter`](super::SharedLimiter) are handles over this.
 
-use std::{ops::Range, slice};
+use std::{ops::Range, slice, sync::Arc};
 
 use smallvec::SmallVec;
 
 use super::{
     combine::{combine, decide, event},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost},
+    thresholds::{ThresholdReporter, ThresholdWatch},
     wait_queue::WaitQueue,
 };
 use crate::{
@@ -36,8 +37,13 @@ pub(super) struct Evaluator {
     limits: Box<[BoundLimit]>,
     /// The limits of the only policy, if it counts every request by its key: nothing to match.
     direct: Option<Range<usize>>,
-    /// `true` if there is one direct, enforced limit with a fixed-size state: the fast path of `check`.
+    /// `true` if there is one direct, enforced limit with a fixed-size state and no thresholds: the fast path of
+    /// `check`.
     is_single: bool,
+    /// Set if threshold events have a receiver.
+    reporter: Option<Arc<ThresholdReporter>>,
+    /// Set if there is a reporter, and a policy has thresholds.
+    pub(super) thresholds: Option<Box<ThresholdWatch>>,
 }
 
 /// The result of charging a request, before it is recorded.
@@ -52,8 +58,18 @@ pub(super) struct Evaluation {
 
 impl Evaluator {
     pub(super) fn new(policies: PolicySet, memory: MemoryStore, wait_queue: WaitQueue) -> Self {
+        Self::reporting(policies, memory, wait_queue, None)
+    }
+
+    /// Creates an evaluator that reports threshold events.
+    pub(super) fn reporting(
+        policies: PolicySet,
+        memory: MemoryStore,
+        wait_queue: WaitQueue,
+        reporter: Option<Arc<ThresholdReporter>>,
+    ) -> Self {
         let meter = Meter::new(names(&policies));
-        Self::with_meter(policies, meter, memory, wait_queue)
+        Self::with_meter(policies, meter, memory, wait_queue, reporter)
     }
 
     fn with_meter(
@@ -61,6 +77,7 @@ impl Evaluator {
         meter: Meter,
         memory: MemoryStore,
         wait_queue: WaitQueue,
+        reporter: Option<Arc<ThresholdReporter>>,
     ) -> Self {
         let all = policies.policies().iter();
         memory.register(all.map(|policy| (policy.name, &*policy.domain)));
@@ -83,19 +100,34 @@ impl Evaluator {
         };
         let limits: Box<[BoundLimit]> = policies.limit_entries().iter().map(bind).collect();
         let direct = policies.direct();
+        let thresholds = ThresholdWatch::new(&policies, reporter.as_ref());
         let is_single = direct.is_some()
+            && thresholds.is_none()
             && matches!(&*limits, [limit] if limit.enforced && !limit.limit.algorithm().keeps_log());
-        Self { policies, meter, memory, wait_queue, limits, direct, is_single }
+        Self {
+            policies,
+            meter,
+            memory,
+            wait_queue,
+            limits,
+            direct,
+            is_single,
+            reporter,
+            thresholds,
+        }
     }
 
     /// Creates an evaluator for other policies on the same state and statistics.
     pub(super) fn with_policies(&self, policies: PolicySet) -> Self {
         let meter = self.meter.succeeded_by(names(&policies));
-        Self::with_meter(policies, meter, self.memory.clone(), self.wait_queue.clone())
+        let (memory, wait_queue) = (self.memory.clone(), self.wait_queue.clone());
+        Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone())
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.meter.stats(self.memory.now())
+        let mut stats = self.meter.stats(self.memory.now());
+        stats.dropped_events = self.reporter.as_ref().map_or(0, |reporter| reporter.dropped());
+        stats
     }
 
     /// The limit of the fast path.
@@ -331,16 +363,19 @@ impl Evaluator {
 
 /// Record.
 impl Evaluator {
-    /// Records a request: one event for each policy and key, whose charges are adjacent.
-    pub(super) fn record(&self, charges: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
+    /// Records a request: one event for each policy and key, whose charges are adjacent. Reports thresholds.
+    pub(super) fn record(&self, all: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
         let Evaluation { decision, outcomes, now } = evaluation;
         let mut outcomes = &**outcomes;
-        for charges in charges
+        for charges in all
             .chunk_by(|one, other| (one.limit.policy, one.key) == (other.limit.policy, other.key))
         {
             let (own, rest) = outcomes.split_at(charges.len());
             outcomes = rest;
             self.record_policy(charges, own, decision, *now);
+        }
+        if let Some(watch) = &self.thresholds {
+            self.report_thresholds(watch, all, evaluation);
         }
     }
 

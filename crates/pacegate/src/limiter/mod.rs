@@ -16,6 +16,7 @@ mod permit;
 mod permit_id;
 mod resolve;
 mod shared;
+mod thresholds;
 mod wait;
 mod wait_queue;
 
@@ -35,7 +36,10 @@ pub use builder::{BuildError, LimiterBuilder, SharedLimiterBuilder};
 pub use charges::{BatchDecision, Charges, Plan};
 pub use permit::{Admission, Permit, SharedPermit};
 pub(crate) use permit_id::new_permit_id;
+#[cfg(feature = "simulation")]
+pub use permit_id::seed_permit_ids;
 pub use shared::{CheckError, SharedLimiter};
+pub use thresholds::ThresholdEvent;
 pub use wait::{Wait, WaitError};
 
 use self::{

@@ -18,6 +18,11 @@ impl RandomIds {
 
     fn next(&mut self) -> u128 {
         if self.used == self.bytes.len() {
+            #[cfg(feature = "simulation")]
+            if !seeded::fill(&mut self.bytes) {
+                fill_random(&mut self.bytes);
+            }
+            #[cfg(not(feature = "simulation"))]
             fill_random(&mut self.bytes);
             self.used = 0;
         }
@@ -57,11 +62,47 @@ fn fill_random(bytes: &mut [u8]) {
 ///
 /// Panics if the operating system returns no random bytes.
 pub(crate) fn new_permit_id() -> u128 {
-    thread_local! {
-        static IDS: RefCell<RandomIds> = const { RefCell::new(RandomIds::empty()) };
-    }
     IDS.with_borrow_mut(RandomIds::next)
 }
+
+thread_local! {
+    static IDS: RefCell<RandomIds> = const { RefCell::new(RandomIds::empty()) };
+}
+
+/// Ids that depend on a seed only, so that a simulation can be repeated.
+#[cfg(feature = "simulation")]
+mod seeded {
+    use std::cell::Cell;
+
+    use super::{IDS, RandomIds};
+
+    thread_local! {
+        static STATE: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    /// Makes the following permit ids of this thread depend on `seed` only. Such ids can be guessed: for simulations.
+    pub fn seed_permit_ids(seed: u64) {
+        STATE.set(Some(seed));
+        IDS.set(RandomIds::empty());
+    }
+
+    /// Fills `bytes` if this thread has a seed. Returns `false` otherwise.
+    pub(super) fn fill(bytes: &mut [u8]) -> bool {
+        let Some(mut state) = STATE.get() else { return false };
+        for word in bytes.chunks_exact_mut(8) {
+            // SplitMix64.
+            state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            word.copy_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes());
+        }
+        STATE.set(Some(state));
+        true
+    }
+}
+
+#[cfg(feature = "simulation")]
+pub use seeded::seed_permit_ids;
 
 #[cfg(test)]
 mod tests {

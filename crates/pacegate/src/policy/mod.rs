@@ -34,6 +34,7 @@ mod name;
 mod paths;
 mod set;
 mod tag;
+mod threshold;
 mod view;
 mod words;
 
@@ -48,6 +49,7 @@ pub use name::{PolicyName, PolicyNameError};
 pub use paths::{ParsePathsError, Paths};
 pub use set::{PolicyError, PolicySet};
 pub use tag::Tag;
+pub use threshold::{Threshold, ThresholdError};
 pub use words::{ParseFailureModeError, ParseModeError};
 
 pub(crate) use set::{LimitEntry, PolicyMatch};
@@ -110,6 +112,8 @@ pub struct Policy {
     /// over-admit. If several processes hold leases, a request may be denied although another process has unused
     /// units. `None`: the store decides every request.
     pub lease: Option<Lease>,
+    /// The parts of each limit at which a key is reported. See [`Policy::notify`].
+    pub notify: Vec<Threshold>,
     /// The first invalid argument of [`Policy::new`], reported by [`PolicySet::new`].
     invalid: Option<PolicyError>,
 }
@@ -246,6 +250,7 @@ impl Policy {
             max_debt: None,
             tag: Tag::default(),
             lease: None,
+            notify: Vec::new(),
             invalid,
         }
     }
@@ -396,6 +401,33 @@ impl Policy {
     #[must_use]
     pub fn leased(self, lease: Lease) -> Self {
         Self { lease: Some(lease), ..self }
+    }
+
+    /// Reports a key when its used units reach one of these percentages of a limit. Default: no reports.
+    ///
+    /// A limiter reports to the function of [`LimiterBuilder::on_threshold`](crate::LimiterBuilder::on_threshold), once
+    /// for each key, limit, window and percentage. A percentage of 100 is reached by the charge that takes the last
+    /// unit, or by the first denial. [`PolicySet::new`] rejects percentages above 100, and 0.
+    ///
+    /// ```
+    /// use pacegate::policy::{Policy, PolicySet};
+    ///
+    /// let policy = Policy::new("plan", ["1000/day"]).per(["account"]).notify([80, 100]);
+    /// assert_eq!(policy.notify[0].to_string(), "80%");
+    /// assert!(PolicySet::new([policy.notify([101])]).is_err());
+    /// ```
+    #[must_use]
+    pub fn notify(mut self, percentages: impl IntoIterator<Item = u8>) -> Self {
+        for percent in percentages {
+            match Threshold::new(percent) {
+                Ok(threshold) => self.notify.push(threshold),
+                Err(error) => {
+                    let invalid = PolicyError::InvalidThreshold { policy: self.name, error };
+                    self.invalid = self.invalid.or(Some(invalid));
+                }
+            }
+        }
+        self
     }
 
     /// Switches to shadow mode: requests over the limit are admitted and reported, see

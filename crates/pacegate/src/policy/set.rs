@@ -7,7 +7,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    FailureMode, Lease, Match, Mode, Override, Policy, PolicyName, PolicyNameError,
+    FailureMode, Lease, Match, Mode, Override, Policy, PolicyName, PolicyNameError, ThresholdError,
     index::{DomainIndex, Selectivity},
     view::{Forms, View},
 };
@@ -94,6 +94,14 @@ pub enum PolicyError {
         policy: PolicyName,
         /// The reason.
         error: ParseLimitError,
+    },
+    /// A threshold of a policy is not a percentage from 1 to 100.
+    #[error("policy `{policy}`: {error}")]
+    InvalidThreshold {
+        /// The policy.
+        policy: PolicyName,
+        /// The reason.
+        error: ThresholdError,
     },
     /// Two policies have the same name, so they would share their counters.
     #[error("two policies are named `{0}`: names must be unique")]

@@ -56,6 +56,9 @@ pub struct Stats {
     pub store_failures: u64,
     /// The error of the last failed call. `None` if none has failed.
     pub last_store_failure: Option<StoreError>,
+    /// The number of [threshold events](crate::ThresholdEvent) that were dropped, because the store has not answered
+    /// the claims of 16,384 others yet. Always 0 for a [`Limiter`](crate::Limiter).
+    pub dropped_events: u64,
 }
 
 /// The statistics of one policy.
@@ -286,6 +289,7 @@ impl Meter {
             most_denied,
             store_failures: self.store_failures.load(Ordering::Relaxed),
             last_store_failure: self.last_store_failure.lock().clone(),
+            dropped_events: 0,
         }
     }
 

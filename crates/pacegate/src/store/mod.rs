@@ -10,10 +10,11 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Waker},
+    time::Duration,
 };
 
 use crate::{
-    Algorithm, Excess, Key, KeyBuf, KeyRef, Limit,
+    Algorithm, Excess, Key, KeyBuf, KeyRef, Limit, Timestamp,
     policy::{FailureMode, PolicyName},
 };
 
@@ -113,6 +114,17 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Reply::Ready(Err(StoreError::Unsupported(reason)))
     }
 
+    /// Claims an event of the counter of a charge for one process, so that of all processes only one reports it.
+    ///
+    /// The answer is `true` if the event is unclaimed at the instant of the claim, or claimed by the same owner: a
+    /// repeated claim gets the same answer. The claim ends after its lifetime.
+    ///
+    /// Default: `true`, so that every process reports the event.
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        let _ = (charge, claim);
+        Reply::Ready(Ok(true))
+    }
+
     /// Runs a task that no caller waits for, such as the release of a dropped permit. Must not block: it is called from
     /// `drop`, on any thread, with or without an async runtime.
     ///
@@ -142,6 +154,27 @@ pub enum Update {
     /// Restarts the period of the permit `charge.permit`. If it has expired, nothing changes, and the answer is
     /// `false`.
     Renew,
+}
+
+/// The claim of one process to report an event, for [`Store::claim`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Claim {
+    /// Identifies the event among those of one counter.
+    pub event: [u64; 2],
+    /// A random number that identifies the process.
+    pub owner: u128,
+    /// The instant of the event, by the clock of the store.
+    pub at: Timestamp,
+    /// The time from the event until it may be claimed again.
+    pub lifetime: Duration,
+}
+
+impl Claim {
+    /// Creates a claim.
+    pub fn new(event: [u64; 2], owner: u128, at: Timestamp, lifetime: Duration) -> Self {
+        Self { event, owner, at, lifetime }
+    }
 }
 
 /// A limit to apply to a key, as a store gets it.
@@ -421,6 +454,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
         (**self).clear(policies)
+    }
+
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        (**self).claim(charge, claim)
     }
 
     fn spawn(&self, task: Task) {

@@ -20,6 +20,7 @@ mod rates;
 mod shared;
 mod shares;
 mod stats;
+mod thresholds;
 mod waiting;
 
 use pacegate::{Algorithm, Limit, Limiter, ManualClock};

@@ -1,0 +1,82 @@
+use std::time::Duration;
+
+use pacegate::{PolicyName, ThresholdEvent, Timestamp};
+use schemars::JsonSchema;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use crate::{explain::Seconds, live::whole_text_of};
+
+/// A key that has reached a threshold of its limit.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ThresholdEvent")]
+pub(crate) struct ThresholdModel {
+    /// Identifies the event. Repeated deliveries, and replicas that report the same event, have the same id.
+    pub(crate) id: String,
+    /// `threshold`.
+    r#type: &'static str,
+    #[schemars(with = "String")]
+    policy: PolicyName,
+    /// The values of the policy's attributes, joined by commas.
+    key: String,
+    /// The limit as text, such as `100/minute`.
+    limit: String,
+    /// Percentage of the limit.
+    threshold: u8,
+    /// Used units. If a denial has reached the threshold, there may be fewer than the threshold.
+    used: u64,
+    /// Units of the limit.
+    capacity: u64,
+    /// Unix time in seconds of the charge, by the clock of the store.
+    at: Seconds,
+    /// Unix time in seconds when the window ends. The event is not repeated before.
+    window_end: Seconds,
+}
+
+impl ThresholdModel {
+    pub(crate) fn new(event: &ThresholdEvent) -> Self {
+        Self {
+            id: id(event),
+            r#type: "threshold",
+            policy: event.policy,
+            key: whole_text_of(event.key.as_ref()),
+            limit: event.limit.to_string(),
+            threshold: event.threshold.percent(),
+            used: event.used,
+            capacity: event.limit.capacity(),
+            at: seconds(event.at),
+            window_end: seconds(event.window_end),
+        }
+    }
+}
+
+fn seconds(instant: Timestamp) -> Seconds {
+    Seconds(Duration::from_micros(instant.as_micros()))
+}
+
+/// Returns a digest of policy, counter, key, window and threshold.
+fn id(event: &ThresholdEvent) -> String {
+    let ThresholdEvent { policy, counter, key, limit, threshold, window_start, .. } = event;
+    let (policy, algorithm) = (policy.as_str(), limit.algorithm());
+    let algorithm = algorithm.name();
+    let mut hasher = Sha256::new();
+    hasher.update(b"pacegate threshold 1");
+    // Lengths come first, so that no two events have the same encoding.
+    for text in [policy, algorithm] {
+        hasher.update((text.len() as u64).to_le_bytes());
+        hasher.update(text);
+    }
+    hasher.update(limit.period().as_micros().to_le_bytes());
+    for word in counter.to_words(limit) {
+        hasher.update(word.to_le_bytes());
+    }
+    hasher.update(window_start.as_micros().to_le_bytes());
+    hasher.update([threshold.percent()]);
+    key.as_ref().feed(|part| hasher.update(part));
+    hex(&hasher.finalize()[..16])
+}
+
+/// Returns bytes as hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

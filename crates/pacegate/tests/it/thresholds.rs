@@ -1,0 +1,283 @@
+//! `Policy::notify` and `LimiterBuilder::on_threshold`.
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use pacegate::{
+    Algorithm, Charge, Claim, Counter, Limit, Limiter, ManualClock, MemoryStore, Outcomes, Policy,
+    PolicyName, PolicySet, Reply, Request, SharedLimiter, Store, StoreError, ThresholdEvent,
+    Timestamp, Update,
+    policy::{Condition, Match, Threshold},
+};
+use pacegate_testkit::{Crossing, History, Op};
+
+use crate::{RATE_ALGORITHMS, histories, limit};
+
+/// The events that a limiter has reported.
+#[derive(Clone, Debug, Default)]
+struct Events(Arc<Mutex<Vec<ThresholdEvent>>>);
+
+impl Events {
+    fn receiver(&self) -> impl Fn(ThresholdEvent) + Send + Sync + 'static {
+        let events = self.clone();
+        move |event| events.0.lock().unwrap_or_else(PoisonError::into_inner).push(event)
+    }
+
+    fn take(&self) -> Vec<ThresholdEvent> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the percentages that were reported since the last call.
+    fn percentages(&self) -> Vec<u8> {
+        self.take().iter().map(|event| event.threshold.percent()).collect()
+    }
+
+    fn crossings(&self) -> Vec<Crossing> {
+        self.take().iter().map(|event| (event.at, event.threshold)).collect()
+    }
+}
+
+const NOTIFY: [u8; 4] = [1, 50, 80, 100];
+
+fn policies(limit: Limit) -> PolicySet {
+    PolicySet::new([Policy::new("plan", [limit]).per(["key"]).notify(NOTIFY)]).unwrap()
+}
+
+fn watched(limit: Limit) -> (Limiter, ManualClock, Events) {
+    let (clock, events) = (ManualClock::new(), Events::default());
+    let limiter = Limiter::builder().policies(policies(limit)).clock(clock.clone());
+    let limiter = limiter.on_threshold(events.receiver()).build().unwrap();
+    (limiter, clock, events)
+}
+
+/// Runs a history, and returns the events.
+fn follow(history: &History) -> Vec<Crossing> {
+    let (mut limiter, clock, events) = watched(history.limit);
+    let (mut limit, mut now) = (history.limit, history.start);
+    clock.set(now);
+    let policy: PolicyName = "plan".parse().unwrap();
+    for op in &history.ops {
+        let charge = Charge::new(policy, "key", limit).counter(Counter::Policy);
+        match *op {
+            Op::Pass(micros) => {
+                now = Timestamp::from_micros(now.as_micros() + micros);
+                clock.set(now);
+            }
+            Op::Charge(cost, permit) => {
+                let charge = charge.cost(cost.min(limit.capacity())).holding(permit.into());
+                let _ = limiter.charges().check(&[charge]).unwrap();
+            }
+            Op::Record(cost, excess) => {
+                let charge = charge.cost(cost).excess(excess);
+                let _ = limiter.charges().check(&[charge]).unwrap();
+            }
+            Op::Refund(cost) => limiter.charges().refund(&[charge.cost(cost)]),
+            Op::Reset => limiter.charges().reset(&[charge]),
+            Op::SetLimit(other) => {
+                limit = other;
+                limiter = limiter.with_policies(policies(limit));
+            }
+            Op::Release(permit) => limiter.charges().release(&[charge.holding(permit.into())]),
+            Op::Renew(permit) => {
+                let _ = limiter.charges().renew(&[charge.holding(permit.into())]);
+            }
+        }
+    }
+    events.crossings()
+}
+
+#[test]
+fn crossings_are_those_of_the_model() {
+    let thresholds = NOTIFY.map(|percent| Threshold::new(percent).unwrap());
+    let mut found = 0;
+    for algorithm in RATE_ALGORITHMS.into_iter().chain([Algorithm::Concurrency]) {
+        for seed in 0..histories() {
+            let history = History::random(seed, algorithm);
+            let expected = history.crossings(&thresholds, false);
+            found += expected.len();
+            assert_eq!(follow(&history), expected, "{history:?}");
+        }
+    }
+    assert!(found > 50_000, "{found}");
+}
+
+#[test]
+fn an_event_names_the_key_the_limit_and_the_window() {
+    let (limiter, clock, events) = watched(limit("10/minute"));
+    clock.set(Timestamp::from_secs(90));
+    let _ = limiter.check_cost("alice", 5).unwrap();
+    let found = events.take();
+    assert_eq!(found.iter().map(|event| event.threshold.percent()).collect::<Vec<_>>(), [1, 50]);
+    let event = &found[1];
+    assert_eq!((event.policy.as_str(), event.key.to_string().as_str()), ("plan", "alice"));
+    assert_eq!((event.used, event.limit, event.counter), (5, limit("10/minute"), Counter::Policy));
+    assert_eq!(event.at, Timestamp::from_secs(90));
+    assert_eq!(event.window_start, Timestamp::from_secs(60));
+    assert_eq!(event.window_end, Timestamp::from_secs(120));
+}
+
+#[test]
+fn each_threshold_is_reported_once_per_window() {
+    let (limiter, clock, events) = watched(limit("10/minute"));
+    clock.set(Timestamp::from_secs(60));
+    let _ = limiter.check_cost("alice", 8).unwrap();
+    assert_eq!(events.percentages(), [1, 50, 80]);
+    limiter.refund("alice", 8);
+    let _ = limiter.check_cost("alice", 9).unwrap();
+    assert_eq!(events.percentages(), [], "refunded units are charged again");
+    limiter.reset("alice");
+    let _ = limiter.check_cost("alice", 10).unwrap();
+    assert_eq!(events.percentages(), [100], "after a reset");
+    assert!(!limiter.check("alice").is_allowed());
+    assert_eq!(events.percentages(), []);
+    let _ = limiter.check_cost("bob", 10).unwrap();
+    assert_eq!(events.percentages(), NOTIFY, "another key");
+    clock.set(Timestamp::from_secs(120));
+    let _ = limiter.check_cost("alice", 10).unwrap();
+    assert_eq!(events.percentages(), NOTIFY, "another window");
+}
+
+#[test]
+fn a_denial_reaches_100_percent() {
+    let (limiter, _, events) = watched(limit("10/minute"));
+    let _ = limiter.check_cost("alice", 6).unwrap();
+    assert_eq!(events.percentages(), [1, 50]);
+    assert!(!limiter.check_cost("alice", 5).unwrap().is_allowed());
+    assert_eq!(events.percentages(), [100], "although 4 units are left");
+    let _ = limiter.check_cost("alice", 4).unwrap();
+    assert_eq!(events.percentages(), [80]);
+}
+
+#[test]
+fn peeks_and_requests_that_another_limit_denies_reach_nothing() {
+    let small = Policy::new("small", ["1/hour"]).per(["key"]);
+    let large = Policy::new("large", ["2/hour"]).per(["key"]).notify([50, 100]);
+    let events = Events::default();
+    let limiter = Limiter::builder().policies(PolicySet::new([small, large]).unwrap());
+    let limiter = limiter.on_threshold(events.receiver()).build().unwrap();
+    assert!(limiter.peek("alice").is_allowed());
+    assert_eq!(events.percentages(), []);
+    assert!(limiter.check("alice").is_allowed());
+    assert_eq!(events.percentages(), [50]);
+    assert!(!limiter.check("alice").is_allowed());
+    assert_eq!(events.percentages(), [], "the policy `large` has a unit left");
+    // A limit of the call has no thresholds.
+    let _ = limiter.check_with("alice", Limit::per_hour(1));
+    assert_eq!(events.percentages(), []);
+}
+
+#[test]
+fn overrides_and_batches_report_too() {
+    let plan = Policy::new("plan", ["10/hour"]).per(["user"]).notify([100]);
+    let partner = Match::any().and("plan", Condition::equal("partner"));
+    let plan = plan.overriding(partner, [Limit::per_hour(2)]);
+    let events = Events::default();
+    let limiter = Limiter::builder().policies(PolicySet::new([plan]).unwrap());
+    let limiter = limiter.on_threshold(events.receiver()).build().unwrap();
+    let request = Request::new().with("user", "alice").with("plan", "partner");
+    let _ = limiter.check_request(&request.clone().cost(2)).unwrap();
+    let found = events.take();
+    assert!(matches!(found[0].counter, Counter::Override(_)));
+    assert_eq!(found[0].limit, Limit::per_hour(2));
+    let charge = Charge::new("plan".parse().unwrap(), "bob", Limit::per_hour(10));
+    let charge = charge.counter(Counter::Policy).cost(5);
+    let mut decisions = Vec::new();
+    limiter.charges().check_each(&[charge, charge], &mut decisions);
+    assert_eq!(events.percentages(), [100]);
+    let (limiter, _, events) = watched(Limit::per_hour(2));
+    let _ = limiter.check_many(&["alice", "bob", "alice"]);
+    assert_eq!(events.percentages(), [1, 50, 1, 50, 80, 100]);
+}
+
+#[test]
+fn keys_in_the_overflow_counter_report_nothing() {
+    let events = Events::default();
+    let limiter = Limiter::builder().policies(policies(Limit::per_hour(2))).max_keys(1);
+    let limiter = limiter.on_threshold(events.receiver()).build().unwrap();
+    let _ = limiter.check("alice");
+    assert_eq!(events.percentages(), [1, 50]);
+    let _ = limiter.check_many(&["bob", "carol", "dave"]);
+    assert_eq!(events.percentages(), []);
+}
+
+/// A store that several limiters share, with one claim for all events.
+#[derive(Debug, Default)]
+struct Claiming {
+    memory: MemoryStore,
+    claims: Mutex<Vec<([u64; 2], u128)>>,
+    is_down: AtomicBool,
+}
+
+impl Store for Claiming {
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        match self.is_down.load(Ordering::Relaxed) {
+            true => Reply::Ready(Err(StoreError::TimedOut)),
+            false => self.memory.charge(charges, id),
+        }
+    }
+
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.memory.update(charge, update)
+    }
+
+    fn claim(&self, _: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        let mut claims = self.claims.lock().unwrap();
+        let owner = claims.iter().find(|(event, _)| *event == claim.event).map(|(_, owner)| *owner);
+        if owner.is_none() {
+            claims.push((claim.event, claim.owner));
+        }
+        Reply::Ready(Ok(owner.is_none_or(|owner| owner == claim.owner)))
+    }
+}
+
+fn replica(store: &Arc<Claiming>) -> (SharedLimiter, Events) {
+    let events = Events::default();
+    let policy = Policy::new("plan", ["10/day"]).per(["key"]).notify([80]);
+    let limiter = SharedLimiter::builder(store.clone()).policies(PolicySet::new([policy]).unwrap());
+    (limiter.on_threshold(events.receiver()).build().unwrap(), events)
+}
+
+#[test]
+fn one_of_several_replicas_reports_an_event() {
+    let store = Arc::new(Claiming::default());
+    let replicas = [replica(&store), replica(&store), replica(&store)];
+    for n in 0..10 {
+        let decision = pollster::block_on(replicas[n % 3].0.check("alice")).unwrap();
+        assert!(decision.is_allowed());
+    }
+    let found: Vec<_> = replicas.iter().flat_map(|(_, events)| events.take()).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(found[0].used, 8);
+    let claims = store.claims.lock().unwrap().len();
+    assert_eq!(claims, 1, "all replicas claim the same event");
+}
+
+/// The charge that crossed the threshold may have been answered to nobody.
+#[test]
+fn the_next_charge_of_a_window_reports_a_crossing_whose_answer_was_lost() {
+    let store = Arc::new(Claiming::default());
+    let (limiter, events) = replica(&store);
+    let unwatched = SharedLimiter::new(store.clone(), limiter.policies().clone());
+    let _ = pollster::block_on(unwatched.check_cost("alice", 8)).unwrap();
+    let _ = pollster::block_on(limiter.check("alice")).unwrap();
+    assert_eq!(events.percentages(), [80]);
+    let _ = pollster::block_on(limiter.check("alice")).unwrap();
+    assert_eq!(events.percentages(), []);
+}
+
+#[test]
+fn failure_modes_report_nothing() {
+    let store = Arc::new(Claiming::default());
+    let (limiter, events) = replica(&store);
+    store.is_down.store(true, Ordering::Relaxed);
+    for _ in 0..12 {
+        assert!(pollster::block_on(limiter.check("alice")).unwrap().is_degraded());
+    }
+    assert_eq!(events.percentages(), []);
+    store.is_down.store(false, Ordering::Relaxed);
+    let _ = pollster::block_on(limiter.check_cost("alice", 8)).unwrap();
+    assert_eq!(events.percentages(), [80]);
+    assert_eq!(limiter.stats().dropped_events, 0);
+}

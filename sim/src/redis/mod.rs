@@ -1,0 +1,180 @@
+//! A model of one Redis server: the commands that the store sends, and our scripts in Lua 5.1.
+//!
+//! It runs on virtual time, in the same thread as everything else. `tests/differential.rs` compares it with real
+//! servers.
+
+mod keyspace;
+mod packing;
+pub mod resp;
+mod script;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+pub use keyspace::{Keyspace, Value};
+use resp::{Args, Reply};
+use script::{Interpreter, NotRun};
+
+/// A Redis server.
+#[derive(Debug)]
+pub struct Redis {
+    keyspace: Arc<Mutex<Keyspace>>,
+    scripts: Interpreter,
+    /// The state that a fault has set.
+    pub condition: Condition,
+    /// Called with the version of a command and its reply, in order of execution.
+    recorded: Option<Vec<(Args, Reply)>>,
+}
+
+/// Reasons for a server to reject commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// It is reading its data from disk.
+    pub is_loading: bool,
+    /// It is a replica.
+    pub is_replica: bool,
+    /// It has reached `maxmemory`, with `noeviction`.
+    pub is_out_of_memory: bool,
+}
+
+/// The state of one connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Session {
+    /// The client has chosen RESP3.
+    pub resp3: bool,
+}
+
+const LOADING: &str = "LOADING Redis is loading the dataset in memory";
+const READ_ONLY: &str = "READONLY You can't write against a read only replica.";
+const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
+const NO_SCRIPT: &str = "NOSCRIPT No matching script. Please use EVAL.";
+
+impl Redis {
+    /// Creates an empty server.
+    pub fn new() -> mlua::Result<Self> {
+        let keyspace = Arc::<Mutex<Keyspace>>::default();
+        let scripts = Interpreter::new(&keyspace)?;
+        Ok(Self { keyspace, scripts, condition: Condition::default(), recorded: None })
+    }
+
+    /// Records commands from now on.
+    pub fn record(&mut self) {
+        self.recorded = Some(Vec::new());
+    }
+
+    /// Returns the commands recorded so far, with their replies.
+    pub fn take_recorded(&mut self) -> Vec<(Args, Reply)> {
+        self.recorded.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Returns a copy of all keys.
+    pub fn snapshot(&self) -> Keyspace {
+        self.keyspace.lock().clone()
+    }
+
+    /// Replaces all keys.
+    pub fn restore(&mut self, keyspace: Keyspace) {
+        *self.keyspace.lock() = keyspace;
+    }
+
+    /// Forgets all scripts.
+    pub fn flush_scripts(&mut self) {
+        self.scripts.flush();
+    }
+
+    /// Runs a command at `now`, in microseconds since 1970.
+    pub fn execute(&mut self, session: &mut Session, args: Args, now: u64) -> Reply {
+        self.keyspace.lock().set_now(now);
+        let reply = self.dispatch(session, &args);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.push((args, reply.clone()));
+        }
+        reply
+    }
+
+    fn dispatch(&mut self, session: &mut Session, args: &[Vec<u8>]) -> Reply {
+        let Some((name, args)) = args.split_first() else {
+            return Reply::error("ERR empty command");
+        };
+        let name = String::from_utf8_lossy(name).to_ascii_uppercase();
+        match (name.as_str(), args) {
+            ("HELLO", [version, ..]) => {
+                session.resp3 = version == b"3";
+                self.hello(session)
+            }
+            ("INFO", _) => Reply::bulk(self.info()),
+            ("CLIENT" | "SELECT", _) => Reply::ok(),
+            _ if self.condition.is_loading => Reply::error(LOADING),
+            ("PING", []) => Reply::Status("PONG".to_owned()),
+            ("EVAL", [text, rest @ ..]) => match self.scripts.load(text) {
+                Ok(digest) => self.run_script(&digest, rest),
+                Err(error) => not_run(error),
+            },
+            ("EVALSHA", [digest, rest @ ..]) => {
+                let digest = String::from_utf8_lossy(digest).to_ascii_lowercase();
+                self.run_script(&digest, rest)
+            }
+            ("SCRIPT", [word, text]) if word.eq_ignore_ascii_case(b"LOAD") => {
+                self.scripts.load(text).map_or_else(not_run, |digest| Reply::bulk(digest))
+            }
+            ("SCRIPT", [word, ..]) if word.eq_ignore_ascii_case(b"FLUSH") => {
+                self.scripts.flush();
+                Reply::ok()
+            }
+            (name, args) => self.run_command(name, args),
+        }
+    }
+
+    fn hello(&self, session: &Session) -> Reply {
+        let role = if self.condition.is_replica { "replica" } else { "master" };
+        let text = |text: &str| Reply::bulk(text.as_bytes());
+        let fields = [
+            ("server", text("redis")),
+            ("version", text("7.2.4")),
+            ("proto", Reply::Int(if session.resp3 { 3 } else { 2 })),
+            ("id", Reply::Int(1)),
+            ("mode", text("standalone")),
+            ("role", text(role)),
+            ("modules", Reply::Array(Vec::new())),
+        ];
+        Reply::Map(fields.map(|(name, value)| (name.to_owned(), value)).to_vec())
+    }
+
+    fn info(&self) -> String {
+        let role = if self.condition.is_replica { "slave" } else { "master" };
+        format!("# Server\r\nredis_version:7.2.4\r\n# Replication\r\nrole:{role}\r\n")
+    }
+
+    /// Runs a script with `numkeys key … arg …`.
+    fn run_script(&self, digest: &str, rest: &[Vec<u8>]) -> Reply {
+        let count = rest.first().and_then(|count| std::str::from_utf8(count).ok()?.parse().ok());
+        let Some((keys, args)) = count.and_then(|count| rest[1..].split_at_checked(count)) else {
+            return Reply::error("ERR Number of keys can't be greater than number of args");
+        };
+        if self.condition.is_replica && self.scripts.knows(digest) {
+            return Reply::error(READ_ONLY);
+        }
+        let out_of_memory = self.condition.is_out_of_memory;
+        self.scripts.run(digest, (keys, args), out_of_memory).unwrap_or_else(not_run)
+    }
+
+    fn run_command(&self, name: &str, args: &[Vec<u8>]) -> Reply {
+        if self.condition.is_replica && matches!(name, "UNLINK" | "DEL" | "SET") {
+            return Reply::error(READ_ONLY);
+        }
+        match self.keyspace.lock().run(name, args) {
+            Some(Ok(reply)) => reply,
+            Some(Err(text)) => Reply::Error(text),
+            None => Reply::error(format!("ERR unknown command '{name}'")),
+        }
+    }
+}
+
+fn not_run(error: NotRun) -> Reply {
+    match error {
+        NotRun::Unknown => Reply::error(NO_SCRIPT),
+        NotRun::OutOfMemory => Reply::error(OUT_OF_MEMORY),
+        NotRun::Invalid(problem) => Reply::error(format!("ERR Error compiling script: {problem}")),
+    }
+}

@@ -1,0 +1,196 @@
+//! The choices of a seed: limits, hosts, clients, and the kinds of faults.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use pacegate::{
+    Algorithm, Limit, Policy, PolicySet,
+    policy::{Condition, FailureMode, Lease},
+};
+use pacegate_testkit::Random;
+
+/// The choices of a seed.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Number of hosts, each with a limiter and a store.
+    pub hosts: usize,
+    /// Number of clients, each of which sends one request after the other to any host.
+    pub clients: usize,
+    /// Number of keys.
+    pub keys: usize,
+    /// The policies. Each request names those that apply.
+    pub policies: Vec<PolicyChoice>,
+    /// The deadline of store calls.
+    pub deadline: Duration,
+    /// Minimum and maximum milliseconds of a one-way delay without faults.
+    pub delay: (u64, u64),
+    /// Maximum milliseconds between two requests of a client.
+    pub pause: u64,
+    /// The kinds of faults that occur. Empty: none.
+    pub faults: Vec<FaultKind>,
+    /// Average milliseconds between faults.
+    pub fault_interval: u64,
+    /// Whether clients refund some requests.
+    pub with_refunds: bool,
+    /// Whether clients cancel some requests.
+    pub with_cancellations: bool,
+    /// Whether the deny cache is on.
+    pub with_deny_cache: bool,
+    /// Virtual seconds of the workload. Twice as many faults fit into twice the time.
+    pub seconds: u64,
+}
+
+/// A policy, as chosen by a seed.
+#[derive(Clone, Debug)]
+pub struct PolicyChoice {
+    /// Its limits. Two limits have different periods.
+    pub limits: Vec<Limit>,
+    /// The failure mode.
+    pub failure: FailureMode,
+    /// Units of a lease.
+    pub lease: Option<u64>,
+}
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// A host cannot reach the server, or the other way round, or both.
+    Partition,
+    /// The connections of a host lose everything without notice.
+    HalfOpen,
+    /// The connections of a host are cut after some bytes.
+    Cut,
+    /// Messages of a host take long.
+    SlowPath,
+    /// The server does not read for some time.
+    Freeze,
+    /// The server restarts without its keys.
+    Restart,
+    /// A replica takes over, without the last writes and with another clock.
+    Failover,
+    /// The server is a replica for some time.
+    Demotion,
+    /// The server reads its data from disk, and rejects commands.
+    Loading,
+    /// The server forgets all scripts.
+    ScriptFlush,
+    /// The server has no memory for new keys.
+    OutOfMemory,
+    /// The server's clock steps.
+    ServerClockStep,
+    /// A host's clock steps.
+    HostClockStep,
+}
+
+impl FaultKind {
+    const ALL: [Self; 13] = [
+        Self::Partition,
+        Self::HalfOpen,
+        Self::Cut,
+        Self::SlowPath,
+        Self::Freeze,
+        Self::Restart,
+        Self::Failover,
+        Self::Demotion,
+        Self::Loading,
+        Self::ScriptFlush,
+        Self::OutOfMemory,
+        Self::ServerClockStep,
+        Self::HostClockStep,
+    ];
+}
+
+impl Scenario {
+    /// Draws a scenario. Each seed uses only some features and faults, so that rare combinations occur.
+    pub fn draw(random: &mut Random) -> Self {
+        let policies = (0..random.between(1, 3)).map(|_| PolicyChoice::draw(random)).collect();
+        let faults = match random.below(8) {
+            0 => Vec::new(),
+            1..4 => vec![random.pick(&FaultKind::ALL)],
+            _ => FaultKind::ALL.into_iter().filter(|_| random.one_in(3)).collect(),
+        };
+        Self {
+            hosts: random.between(1, 4) as usize,
+            clients: random.between(1, 12) as usize,
+            keys: random.between(1, 3) as usize,
+            policies,
+            deadline: Duration::from_millis(random.pick(&[20, 50, 100, 250])),
+            delay: random.pick(&[(0, 1), (0, 3), (1, 2), (2, 9)]),
+            pause: random.pick(&[5, 20, 60, 200, 600]),
+            faults,
+            fault_interval: random.pick(&[100, 300, 1_000, 3_000]),
+            with_refunds: random.one_in(3),
+            with_cancellations: random.one_in(3),
+            with_deny_cache: !random.one_in(4),
+            seconds: random.pick(&[3, 6, 12]),
+        }
+    }
+
+    /// Returns the policies. A request is subject to policy `i` if it has the attribute `p<i>`.
+    pub fn policy_set(&self) -> Result<PolicySet, pacegate::policy::PolicyError> {
+        let policies = self.policies.iter().enumerate().map(|(index, choice)| {
+            let name = format!("p{index}");
+            let policy = Policy::new(&*name, choice.limits.iter().copied())
+                .matching(&*name, Condition::equal("yes"))
+                .per(["key"])
+                .failing(choice.failure);
+            match choice.lease {
+                Some(units) => policy.leased(Lease::Units(units)),
+                None => policy,
+            }
+        });
+        PolicySet::new(policies)
+    }
+
+    /// Returns the highest cost that every limit of these policies can admit.
+    pub fn max_cost(&self, policies: &[usize]) -> u64 {
+        let limits = policies.iter().flat_map(|&policy| &self.policies[policy].limits);
+        limits.map(Limit::capacity).min().unwrap_or(1)
+    }
+}
+
+impl PolicyChoice {
+    fn draw(random: &mut Random) -> Self {
+        let first = draw_limit(random);
+        let mut limits = vec![first];
+        if first.algorithm() != Algorithm::Concurrency && random.one_in(3) {
+            let second = draw_limit(random);
+            let differs = second.period() != first.period();
+            if differs && second.algorithm() != Algorithm::Concurrency {
+                limits.push(second);
+            }
+        }
+        let can_be_leased = limits.iter().all(|limit| limit.algorithm().can_be_leased());
+        let lease = (can_be_leased && random.one_in(3)).then(|| random.between(1, 10));
+        let quarter = NonZeroU32::new(4).unwrap_or(NonZeroU32::MIN);
+        let failure = random.pick(&[
+            FailureMode::Open,
+            FailureMode::Closed,
+            FailureMode::Local { numerator: 1, denominator: NonZeroU32::MIN },
+            FailureMode::Local { numerator: 1, denominator: quarter },
+        ]);
+        Self { limits, failure, lease }
+    }
+
+    /// Returns true if requests hold permits.
+    pub fn holds_permits(&self) -> bool {
+        self.limits.iter().any(|limit| limit.algorithm() == Algorithm::Concurrency)
+    }
+}
+
+fn draw_limit(random: &mut Random) -> Limit {
+    let period = random.pick(&[50, 200, 500, 1_000, 1_001, 3_000, 10_000, 60_000]);
+    let amount = random.pick(&[1, 2, 3, 5, 10, 20, 50]);
+    let algorithm = random.pick(&[
+        Algorithm::FixedWindow,
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+        Algorithm::TokenBucket,
+        Algorithm::Concurrency,
+    ]);
+    let limit = Limit::new(amount, Duration::from_millis(period)).expect("a valid limit");
+    let limit = limit.with_algorithm(algorithm).expect("a valid limit");
+    if algorithm == Algorithm::TokenBucket && random.one_in(2) {
+        return limit.with_burst(random.between(1, 2 * amount)).expect("a valid burst");
+    }
+    limit
+}

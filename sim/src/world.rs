@@ -1,0 +1,191 @@
+//! Runs one seed: hosts, clients, faults, and then the oracle.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use pacegate::{Request, SharedLimiter, seed_permit_ids};
+use pacegate_redis::RedisStore;
+use pacegate_testkit::Random;
+use tokio::{runtime::Builder, task::JoinSet, time::sleep};
+
+use crate::{
+    clock::{MachineClock, VirtualTime},
+    environment::SimulatedEnvironment,
+    faults,
+    history::History,
+    network::{Network, Path},
+    oracle,
+    redis::Redis,
+    scenario::Scenario,
+    trace::Trace,
+    workload,
+};
+
+/// The result of one seed.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The seed.
+    pub seed: u64,
+    /// A hash of everything that happened.
+    pub hash: u64,
+    /// Number of decisions.
+    pub decisions: usize,
+    /// Number of faults.
+    pub faults: usize,
+    /// The promises that were broken. Empty: none.
+    pub violations: Vec<String>,
+    /// The readable trace, if it was requested.
+    pub lines: Vec<String>,
+}
+
+/// Everything that clients and faults use.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    pub(crate) scenario: Arc<Scenario>,
+    pub(crate) time: VirtualTime,
+    pub(crate) network: Network,
+    pub(crate) server_clock: MachineClock,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) history: History,
+    pub(crate) trace: Trace,
+}
+
+/// A machine with a limiter.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    pub(crate) limiter: SharedLimiter,
+    pub(crate) store: RedisStore,
+    pub(crate) clock: MachineClock,
+}
+
+/// A documented bound: a worker is open two seconds after its server can be reached again. Timers have a resolution of
+/// a millisecond.
+const RECOVERY: Duration = Duration::from_millis(2_050);
+
+/// Interval of requests while hosts recover.
+const PROBE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Runs a seed.
+pub fn simulate(seed: u64, with_lines: bool) -> anyhow::Result<Outcome> {
+    // On a new thread, so that no thread-local state of an earlier seed is left.
+    let run = move || block_on(run(seed, with_lines));
+    let thread = std::thread::Builder::new().spawn(run).context("cannot start a thread")?;
+    thread.join().map_err(|_| anyhow::anyhow!("seed {seed} panicked"))?
+}
+
+fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    let runtime = Builder::new_current_thread().enable_time().start_paused(true).build()?;
+    runtime.block_on(future)
+}
+
+async fn run(seed: u64, with_lines: bool) -> anyhow::Result<Outcome> {
+    let mut random = Random::new(seed);
+    seed_permit_ids(random.number());
+    let scenario = Scenario::draw(&mut random);
+    let world = World::create(scenario, &mut random, with_lines).await?;
+    world.trace.event(format_args!("{:?}", world.scenario));
+    let mut tasks = JoinSet::new();
+    for client in 0..world.scenario.clients {
+        let random = Random::new(random.number());
+        tasks.spawn(workload::client(world.clone(), client, random));
+    }
+    let faults = tokio::spawn(faults::inject(world.clone(), Random::new(random.number())));
+    let faults = faults.await.context("the injection of faults panicked")?;
+    while let Some(ended) = tasks.join_next().await {
+        ended.context("a client panicked")?;
+    }
+    world.check_health().await;
+    let violations = world.history.change(|events| {
+        let mut violations = std::mem::take(&mut events.violations);
+        violations.extend(oracle::judge(&world, events));
+        violations
+    });
+    let decisions = world.history.change(|events| events.checks.len());
+    let (hash, lines) = (world.trace.hash(), world.trace.take_lines());
+    Ok(Outcome { seed, hash, decisions, faults, violations, lines })
+}
+
+impl World {
+    async fn create(
+        scenario: Scenario,
+        random: &mut Random,
+        with_lines: bool,
+    ) -> anyhow::Result<Self> {
+        let time = VirtualTime::start();
+        let trace = Trace::new(time, with_lines);
+        let start = 1_767_225_600_000_000 + random.below(86_400_000_000);
+        let mut clock = |most: u64| {
+            let (skew, drift) = (random.below(most), random.between(0, 400) as i64 - 200);
+            MachineClock::new(time, start + skew, drift)
+        };
+        let server_clock = clock(1_000_000);
+        let clocks: Vec<_> = (0..scenario.hosts).map(|_| clock(60_000_000)).collect();
+        let redis = Redis::new().map_err(|error| anyhow::anyhow!("no Lua: {error}"))?;
+        let path = Path { delay: scenario.delay, is_blocked_up: false, is_blocked_down: false };
+        let paths = vec![path; scenario.hosts];
+        let network_random = Random::new(random.number());
+        let network =
+            Network::new(redis, server_clock.clone(), paths, network_random, trace.clone());
+        let mut hosts = Vec::new();
+        for (host, clock) in clocks.into_iter().enumerate() {
+            let random = Random::new(random.number());
+            let environment =
+                SimulatedEnvironment::new(host, network.clone(), clock.clone(), random);
+            let store = RedisStore::builder("redis://redis:6379")?
+                .environment(environment)
+                .deadline(scenario.deadline)
+                .deny_cache(if scenario.with_deny_cache { 1_000 } else { 0 })
+                .connect_later();
+            let limiter = SharedLimiter::builder(store.clone())
+                .policies(scenario.policy_set()?)
+                .clock(clock.clone())
+                .build()?;
+            hosts.push(Host { limiter, store, clock });
+        }
+        let (scenario, history) = (Arc::new(scenario), History::default());
+        Ok(Self { scenario, time, network, server_clock, hosts, history, trace })
+    }
+
+    /// Checks that all permits were returned, unless the server lost data: then they expire.
+    async fn check_permits(&self) {
+        if self.history.change(|events| !events.disturbances.is_empty()) {
+            return;
+        }
+        for (index, policy) in self.scenario.policies.iter().enumerate() {
+            let (name, amount) = (format!("p{index}"), policy.limits[0].amount());
+            for key in 0..self.scenario.keys {
+                let key = format!("k{key}");
+                let request = Request::new().with("key", &key).with(&name, "yes");
+                let decision = self.hosts[0].limiter.peek_request(&request).await;
+                let left = decision.map_or(0, |decision| decision.remaining());
+                if policy.holds_permits() && left != amount {
+                    let problem = format!("{name}, {key}: {left} of {amount} permits are free");
+                    self.history.change(|events| events.violations.push(problem));
+                }
+            }
+        }
+    }
+
+    /// Checks that every host can use the server some time after the last fault. A host notices a lost connection only
+    /// when it uses it, so each sends requests meanwhile.
+    async fn check_health(&self) {
+        let healed = Duration::from_micros(self.history.change(|events| events.healed));
+        let request = Request::new().with("key", "k0").with("p0", "yes");
+        loop {
+            let is_due = Duration::from_micros(self.time.now()) >= healed + RECOVERY;
+            for (index, host) in self.hosts.iter().enumerate() {
+                let decision = host.limiter.peek_request(&request).await;
+                let is_healthy = decision.is_ok_and(|decision| !decision.is_degraded());
+                if is_due && !is_healthy {
+                    let servers = host.store.stats().servers;
+                    let problem = format!("host {index} has not recovered: {servers:?}");
+                    self.history.change(|events| events.violations.push(problem));
+                }
+            }
+            if is_due {
+                return self.check_permits().await;
+            }
+            sleep(PROBE_INTERVAL).await;
+        }
+    }
+}

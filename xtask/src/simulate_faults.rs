@@ -1,0 +1,10 @@
+//! `cargo xtask simulate-faults`: runs the simulator in `sim/`.
+
+use crate::command::cargo;
+
+/// Runs the simulator with these options.
+pub(crate) fn run(options: &[&str]) -> anyhow::Result<()> {
+    let words = "run --quiet --release --manifest-path sim/Cargo.toml --target-dir target/sim --";
+    let words: Vec<&str> = words.split(' ').chain(options.iter().copied()).collect();
+    cargo(&words, &[])
+}
