@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Relative to the root of the repository.
-const PAGES: [&str; 14] = [
+const PAGES: [&str; 15] = [
     "README.md",
     "docs/algorithms.md",
     "docs/failure-modes.md",
