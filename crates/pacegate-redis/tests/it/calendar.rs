@@ -8,7 +8,7 @@ use crate::kit::{PATIENT, runtime};
 
 /// A host whose clock always shows this time.
 #[derive(Debug)]
-struct WrongClock(Timestamp);
+struct WrongClock(Timestamp, OperatingSystem);
 
 impl Environment for WrongClock {
     fn now(&self) -> Timestamp {
@@ -16,11 +16,11 @@ impl Environment for WrongClock {
     }
 
     fn random(&self) -> u64 {
-        OperatingSystem.random()
+        self.1.random()
     }
 
     fn connect<'a>(&'a self, host: &'a str, port: u16) -> Connecting<'a> {
-        OperatingSystem.connect(host, port)
+        self.1.connect(host, port)
     }
 }
 
@@ -46,7 +46,8 @@ fn a_wrong_window_is_corrected_once() {
             // From here on, the server knows the scripts.
             right.update(&charge(), Update::Refund).await.unwrap();
             for now in [Timestamp::EPOCH, Timestamp::MAX] {
-                let wrong = || builder().environment(WrongClock(now)).connect();
+                let wrong =
+                    || builder().environment(WrongClock(now, OperatingSystem::default())).connect();
                 let store = wrong().await.unwrap();
                 assert_eq!(remaining(&store).await, (4, 2), "one more round trip");
                 assert_eq!(remaining(&store).await, (3, 3), "the next estimate is right");
