@@ -133,9 +133,7 @@ fn bars(case: &str, candidates: &[Candidate<'_>], times: &[Vec<f64>]) -> Vec<Row
         ("time, relative to the floor", "floor", MAX_OF_FLOOR),
         ("time, relative to governor's best", "governor", MAX_OF_GOVERNOR),
     ]
-    .map(|(metric, prefix, bar)| {
-        ratio(case, "pacegate", metric, &times[0], &of(prefix), Some(bar))
-    })
+    .map(|(metric, prefix, bar)| ratio(case, "pacegate", metric, &times[0], &of(prefix), Some(bar)))
     .into()
 }
 

@@ -5,7 +5,7 @@ use std::{
 
 use crate::{
     command::{cargo, timed},
-    portable, servers, tidy,
+    portable, recipes, servers, tidy,
 };
 
 /// Number of random histories that the tests try.
@@ -40,6 +40,7 @@ pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
     }
     let loom = [long, &[("RUSTFLAGS", "--cfg pacegate_loom")]].concat();
     times.measure("loom", || cargo(&words(LOOM), &loom))?;
+    times.measure("recipes", recipes::run_sample)?;
     times.measure("portable", portable::run)?;
     times.measure("tidy", tidy::run)?;
     Ok(times.print()?)

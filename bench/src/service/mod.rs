@@ -169,7 +169,9 @@ fn ratios(
     subjects: &[Subject],
     slices: &[Vec<Slice>],
 ) -> Vec<Row> {
-    let is_other = |other: &str| other != name && !other.starts_with("pacegate");
+    let is_other = |other: &str| {
+        !other.starts_with("pacegate") && other != name && rls::has_same_settings(name, other)
+    };
     let others = subjects.iter().zip(slices).filter(|((other, _), _)| is_other(other));
     let mut rows = Vec::new();
     for ((other, _), theirs) in others {

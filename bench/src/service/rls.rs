@@ -2,7 +2,8 @@
 //!
 //! `PACEGATE_RATELIMIT` is the path of its program, for example from
 //! `go install github.com/envoyproxy/ratelimit/src/service_cmd@main`. Without it, only Pacegate is measured. Both are
-//! started with the same variables and rules, each with its own Redis. The load generator is `pacegate bench`, because
+//! started with the same variables and rules, each with its own Redis: with default settings, and with pipelining and a
+//! local cache. Each is compared with the peer that has the same settings. The load generator is `pacegate bench`, because
 //! h2load sends only one key.
 
 use std::{env, fs, io, net::TcpStream, process::Command};
@@ -41,10 +42,16 @@ struct Generator {
     redis: Process,
 }
 
-/// envoyproxy/ratelimit with its default settings.
-const DEFAULT: &str = "ratelimit";
-/// envoyproxy/ratelimit with pipelining and its local cache.
-const TUNED: &str = "ratelimit, tuned";
+/// Pacegate and envoyproxy/ratelimit, with default settings.
+const DEFAULT: [&str; 2] = ["pacegate", "ratelimit"];
+/// Both with [`TUNING`].
+const TUNED: [&str; 2] = ["pacegate, tuned", "ratelimit, tuned"];
+/// Pipelining and the local cache of envoyproxy/ratelimit. Pacegate always pipelines.
+const TUNING: [(&str, &str); 3] = [
+    ("REDIS_PIPELINE_WINDOW", "150us"),
+    ("REDIS_PIPELINE_LIMIT", "8"),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "104857600"),
+];
 
 const ALLOWING: &str = "1000000000/day";
 pub const CASES: [Case; 3] = [
@@ -59,29 +66,32 @@ const PEER: &str = "PACEGATE_RATELIMIT";
 
 /// Returns true for envoyproxy/ratelimit, with any settings.
 pub fn is_peer(subject: &str) -> bool {
-    subject.starts_with(DEFAULT)
+    subject.starts_with(DEFAULT[1])
+}
+
+/// Returns true if `other` is a peer with the settings of `subject`, or no peer of this case.
+pub fn has_same_settings(subject: &str, other: &str) -> bool {
+    !is_peer(other) || [DEFAULT, TUNED].contains(&[subject, other])
 }
 
 impl Servers {
     /// Starts Pacegate, and the peer if its program is given.
     pub fn start(ours: bool) -> io::Result<Self> {
-        let mut servers = Vec::new();
-        if ours {
-            let mut command = Command::new(PROGRAM);
-            servers.push(("pacegate", Rls::start(command.arg("serve"), "rls-pacegate", &[])?));
-        }
-        let Some(peer) = env::var_os(PEER) else {
+        let peer = env::var_os(PEER);
+        if peer.is_none() {
             eprintln!("RLS on Redis: {PEER} is not set, so envoyproxy/ratelimit is not measured");
-            return Ok(Self(servers));
-        };
-        let tuned = [
-            ("REDIS_PIPELINE_WINDOW", "150us"),
-            ("REDIS_PIPELINE_LIMIT", "8"),
-            ("LOCAL_CACHE_SIZE_IN_BYTES", "104857600"),
-        ];
-        let rls = Rls::start(&mut Command::new(&peer), "rls-default", &[])?;
-        servers.push((DEFAULT, rls));
-        servers.push((TUNED, Rls::start(&mut Command::new(&peer), "rls-tuned", &tuned)?));
+        }
+        let mut servers = Vec::new();
+        for (names, settings) in [(DEFAULT, &[][..]), (TUNED, &TUNING[..])] {
+            if ours {
+                let mut command = Command::new(PROGRAM);
+                servers.push((names[0], Rls::start(command.arg("serve"), names[0], settings)?));
+            }
+            if let Some(peer) = &peer {
+                let mut command = Command::new(peer);
+                servers.push((names[1], Rls::start(&mut command, names[1], settings)?));
+            }
+        }
         Ok(Self(servers))
     }
 
@@ -98,7 +108,7 @@ impl Rls {
     /// Starts a server with the variables of envoyproxy/ratelimit.
     fn start(command: &mut Command, name: &str, more: &[(&str, &str)]) -> io::Result<Self> {
         let redis = Server::start(Flavor::Redis);
-        let root = folder(name)?;
+        let root = folder(&format!("rls-{name}"))?;
         fs::create_dir_all(root.join("config"))?;
         for (domain, amount) in RULES {
             let rule = format!("rate_limit: {{unit: day, requests_per_unit: {amount}}}");

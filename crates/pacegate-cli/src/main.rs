@@ -7,6 +7,7 @@ mod decider;
 mod doctor;
 mod error;
 mod explain;
+mod import;
 mod init;
 mod log;
 mod man;
@@ -49,6 +50,7 @@ struct Cli {
 enum Command {
     Serve(serve::Serve),
     Init(init::Init),
+    Import(import::Import),
     Check(check::Check),
     Explain(explain::Explain),
     Top(top::Top),
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
     let done = match command {
         Command::Serve(args) => serve::run(&args),
         Command::Init(args) => init::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Top(args) => top::run(&args),

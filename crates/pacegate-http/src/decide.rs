@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use http::HeaderMap;
 use pacegate::{
     Charge, CheckError, Decision, Key, KeyRef, Limit, Limiter, Plan, PolicyName, PolicySet,
     Request, SharedLimiter, Timestamp,
@@ -119,6 +120,28 @@ pub enum Adjustment {
     RefundUnits(u64),
     /// Charges this number of additional units. If fewer are left, charges those. The response is sent in any case.
     Charge(u64),
+    /// Corrects the charge to this number of units, which the request has used: refunds the rest, or records more as
+    /// [debt](pacegate::Excess::Debt), which later requests wait for.
+    Actual(u64),
+}
+
+impl Adjustment {
+    /// Corrects the charge to the number in a header of the response, or keeps it if there is none.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{Adjustment, RateLimitLayer, resolve::PeerAddress};
+    ///
+    /// let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(10_000)))
+    ///     .by(PeerAddress::new())
+    ///     .cost(|_| 4_000)
+    ///     .settle_with(|response| Adjustment::from_header(&response.headers, "x-total-tokens"));
+    /// # let _ = layer;
+    /// ```
+    pub fn from_header(headers: &HeaderMap, name: &str) -> Self {
+        let units = headers.get(name).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+        units.map_or(Self::Keep, Self::Actual)
+    }
 }
 
 /// A closure that returns the limiter. It is called for every request, so the policies can change at runtime.
@@ -209,9 +232,18 @@ impl Question {
         let units = match by {
             Adjustment::Refund => self.cost,
             Adjustment::RefundUnits(units) => units.min(self.cost),
+            Adjustment::Actual(units) => self.cost.saturating_sub(units),
             Adjustment::Keep | Adjustment::Charge(_) => 0,
         };
         self.at_cost(units)
+    }
+
+    /// Returns the question with the units beyond the charge as its cost, if an adjustment records any.
+    fn exceeded(&self, by: Adjustment) -> Option<Self> {
+        match by {
+            Adjustment::Actual(units) if units > self.cost => Some(self.at_cost(units - self.cost)),
+            _ => None,
+        }
     }
 
     /// Returns `true` if the charge to a limit no longer counts. A refund would then return units that other requests
@@ -245,6 +277,30 @@ impl Question {
             let taken = charge.enforced || !decision.is_shadow_denied();
             taken && !self.is_over(charge.policy, &charge.limit, decision)
         });
+        self.set_key(&mut charges, policies, key);
+        charges
+    }
+
+    /// Returns the charges that record the cost as spent, to the limits of this request or those of a plan.
+    fn spent<'a>(
+        &self,
+        plan: &'a Plan<'_>,
+        policies: &PolicySet,
+        key: KeyRef<'a>,
+    ) -> Vec<Charge<'a>> {
+        let mut charges = match self.limits.is_empty() {
+            // A cost of 0 never exceeds a limit.
+            true => plan.charges(0).unwrap_or_default(),
+            false => {
+                let charge = |&(policy, limit): &_| Charge::new(policy, key, limit);
+                self.limits.iter().map(charge).collect()
+            }
+        };
+        self.set_key(&mut charges, policies, key);
+        charges.into_iter().map(|charge| charge.cost(self.cost).spent()).collect()
+    }
+
+    fn set_key<'a>(&self, charges: &mut [Charge<'a>], policies: &PolicySet, key: KeyRef<'a>) {
         let whole = |charge: &&mut Charge<'_>| {
             let policy = policies.get(charge.policy);
             self.is_key() && policy.is_some_and(|policy| policy.per == [Request::KEY])
@@ -256,7 +312,6 @@ impl Question {
             }
             charge.key = key;
         }
-        charges
     }
 }
 
@@ -296,7 +351,15 @@ impl Decide for Limiter {
                     ask = less;
                 }
             }
-            Adjustment::Refund | Adjustment::RefundUnits(_) => {
+            Adjustment::Refund | Adjustment::RefundUnits(_) | Adjustment::Actual(_) => {
+                if let Some(exceeded) = question.exceeded(by) {
+                    let plan = self.charges().plan(&exceeded.request());
+                    // Recorded even though the answer is a denial.
+                    let _ = exceeded.key.with(|key| {
+                        self.charges().check(&exceeded.spent(&plan, self.policies(), key))
+                    });
+                    return Reply::Now(());
+                }
                 let refunded = question.refunded(by);
                 refunded.key.with(|key| match refunded.limits.is_empty() {
                     true => {
@@ -332,15 +395,16 @@ impl Decide for SharedLimiter {
         decision: &Decision,
         by: Adjustment,
     ) -> Reply<(), Self::Settling> {
-        let refunds = matches!(by, Adjustment::Refund | Adjustment::RefundUnits(_));
+        let refunds = !matches!(by, Adjustment::Charge(_)) && question.exceeded(by).is_none();
         // A degraded decision charged nothing in the store, so a refund would return units of other requests.
         if by == Adjustment::Keep || refunds && decision.is_degraded() {
             return Reply::Now(());
         }
         let (limiter, question, decision) = (self.clone(), question.clone(), *decision);
         Reply::Later(Box::pin(async move {
-            match by {
-                Adjustment::Charge(units) => charge_more(&limiter, &question, units).await,
+            match (by, question.exceeded(by)) {
+                (Adjustment::Charge(units), _) => charge_more(&limiter, &question, units).await,
+                (_, Some(exceeded)) => record_shared(&limiter, &exceeded).await,
                 _ => refund_shared(&limiter, &question.refunded(by), &decision).await,
             }
         }))
@@ -385,6 +449,14 @@ async fn charge_more(limiter: &SharedLimiter, question: &Question, units: u64) {
     while let Some(less) = less_than(ask, &decide_shared(limiter, &question.at_cost(ask)).await) {
         ask = less;
     }
+}
+
+/// Records the cost as spent. A failure of the store is recorded by the limiter and ignored here.
+async fn record_shared(limiter: &SharedLimiter, exceeded: &Question) {
+    let key = exceeded.key.with(|key| key.to_buf());
+    let plan = limiter.charges().plan(&exceeded.request());
+    let charges = exceeded.spent(&plan, limiter.policies(), key.as_ref());
+    let _ = limiter.charges().check(&charges).await;
 }
 
 /// Refunds charges. A failure of the store is recorded by the limiter and ignored here.

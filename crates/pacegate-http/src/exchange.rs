@@ -11,7 +11,7 @@ use std::{
 use pacegate::{CheckError, Decision, Timestamp};
 use pin_project_lite::pin_project;
 
-use crate::{Asked, Decide, Head, Question, Refusal, Reply, Rules};
+use crate::{Adjustment, Asked, Decide, Head, Question, Refusal, Reply, Rules, Settlement};
 
 /// The adapter of a framework: the types and functions that [`ResponseFuture`] needs.
 pub trait Exchange: Sized {
@@ -71,6 +71,15 @@ pub trait Exchange: Sized {
 
     /// Converts a response of the inner service to one of the middleware.
     fn respond(response: Self::Served) -> Self::Response;
+
+    /// [`respond`](Self::respond), for a response whose charge is corrected at its end. Default: keeps the charge.
+    fn respond_unsettled(
+        response: Self::Served,
+        settlement: Settlement<Self::Limiter>,
+    ) -> Self::Response {
+        drop(settlement);
+        Self::respond(response)
+    }
 }
 
 /// The rules for the types of a framework.
@@ -196,10 +205,14 @@ fn settle<X: Exchange>(
     };
     X::add_headers(rules, &decision, asked, &mut response);
     let Some(question) = question else { return (X::respond(response), None) };
-    let settle = |head: &X::Answer| rules.settle(&question, &decision, head);
-    match X::read_head(response, settle) {
-        (response, Reply::Now(())) => (X::respond(response), None),
-        (response, Reply::Later(settling)) => (X::respond(response), Some(settling)),
+    let (response, adjustment) = X::read_head(response, |head| rules.adjustment(head));
+    if adjustment == Adjustment::Keep && rules.defers() {
+        let settlement = rules.settlement(question, decision);
+        return (X::respond_unsettled(response, settlement), None);
+    }
+    match rules.adjust(&question, &decision, adjustment) {
+        Reply::Now(()) => (X::respond(response), None),
+        Reply::Later(settling) => (X::respond(response), Some(settling)),
     }
 }
 

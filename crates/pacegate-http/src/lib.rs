@@ -12,6 +12,9 @@ pub mod problem;
 mod refusal;
 pub mod resolve;
 mod rules;
+mod settlement;
+#[cfg(feature = "usage")]
+mod usage;
 
 pub use decide::{Adjustment, Decide, Provided, Question, Reply};
 pub use denial::IntoDenial;
@@ -21,3 +24,6 @@ pub use headers::{HeaderStyle, Headers, ResetStyle};
 pub use layer::{RateLimit, TowerExchange};
 pub use resolve::{KeyParts, Missing, Resolve, ResolveExt};
 pub use rules::{Asked, RateLimitLayer, Refusal, Rules};
+pub use settlement::Settlement;
+#[cfg(feature = "usage")]
+pub use usage::{Metered, MeteredBody, MeteredExchange, MeteredFuture, MeteredLayer, Usage};

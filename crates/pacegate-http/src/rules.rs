@@ -14,7 +14,7 @@ use pacegate::{
 
 use crate::{
     Adjustment, Decide, Head, Headers, IntoDenial, KeyParts, Missing, Question, Reply, ResetStyle,
-    Resolve, decide, refusal,
+    Resolve, Settlement, decide, refusal,
 };
 
 /// A limiter with the rules of a middleware: the key, the cost and the limits of a request, which requests are skipped,
@@ -45,6 +45,8 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts, R = Response<Bytes>
     limits: Option<Choice<Q, Limits>>,
     deny: Deny<Q, R>,
     settle: Option<Choice<A, Adjustment>>,
+    /// True if charges are corrected at the end of responses.
+    defers: bool,
     headers: Headers,
     describes: bool,
     clock: Arc<dyn Clock>,
@@ -142,6 +144,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             limits: None,
             deny: Arc::new(refusal::response),
             settle: None,
+            defers: false,
             headers: Headers::default(),
             describes: false,
             clock: Arc::new(SystemClock::new()),
@@ -328,6 +331,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
             limits: self.limits,
             deny,
             settle: self.settle,
+            defers: self.defers,
             headers: self.headers,
             describes: self.describes,
             clock: self.clock,
@@ -484,9 +488,24 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         });
     }
 
-    /// Returns whether [`Rules::settle_with`] was called, so that [`Rules::settle`] has an effect.
+    /// Returns whether charges are corrected by responses, so that [`Rules::settle`] has an effect.
     pub fn settles(&self) -> bool {
-        self.settle.is_some()
+        self.settle.is_some() || self.defers
+    }
+
+    /// Corrects charges at the end of responses.
+    #[cfg(feature = "usage")]
+    pub(crate) fn deferring(self) -> Self {
+        Self { defers: true, ..self }
+    }
+
+    pub(crate) fn defers(&self) -> bool {
+        self.defers
+    }
+
+    pub(crate) fn settlement(&self, question: Box<Question>, decision: Decision) -> Settlement<L> {
+        let (limiter, clock) = (self.limiter.clone(), Arc::clone(&self.clock));
+        Settlement { limiter, question, decision, clock }
     }
 
     /// Corrects the charge of an admitted request by its response.
@@ -496,7 +515,20 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         decision: &Decision,
         answer: &A,
     ) -> Reply<(), L::Settling> {
-        let adjustment = self.settle.as_ref().map(|settle| settle(answer)).unwrap_or_default();
+        self.adjust(question, decision, self.adjustment(answer))
+    }
+
+    /// Returns the adjustment that [`Rules::settle_with`] chooses for a response.
+    pub(crate) fn adjustment(&self, answer: &A) -> Adjustment {
+        self.settle.as_ref().map(|settle| settle(answer)).unwrap_or_default()
+    }
+
+    pub(crate) fn adjust(
+        &self,
+        question: &Question,
+        decision: &Decision,
+        adjustment: Adjustment,
+    ) -> Reply<(), L::Settling> {
         if adjustment == Adjustment::Keep {
             return self.limiter.settle(question, decision, adjustment);
         }
@@ -533,6 +565,7 @@ impl<L: Clone, Q, A, R> Clone for Rules<L, Q, A, R> {
             limits: self.limits.clone(),
             deny: self.deny.clone(),
             settle: self.settle.clone(),
+            defers: self.defers,
             headers: self.headers,
             describes: self.describes,
             clock: self.clock.clone(),

@@ -63,7 +63,9 @@ mod tests {
         let scripts = [
             include_str!("script/common.lua"),
             include_str!("script/charge_simple.lua"),
+            include_str!("script/log_entries.lua"),
             include_str!("script/charge_batch.lua"),
+            include_str!("script/settle.lua"),
             include_str!("script/update.lua"),
             include_str!("script/claim.lua"),
             include_str!("script/blocks.lua"),

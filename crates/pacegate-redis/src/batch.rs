@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use pacegate::Limit;
+use pacegate::{Limit, StoreError};
 use redis::Cmd;
 use smallvec::SmallVec;
 
@@ -28,7 +28,18 @@ pub(crate) struct PendingRequest {
     pub(crate) times: u64,
     /// The Redis key that stores the answer, if the request has an id.
     pub(crate) once: Option<CellId>,
+    /// The reservation that the request opens.
+    pub(crate) reservation: Option<NewReservation>,
     pub(crate) responder: Responder,
+}
+
+/// A reservation to open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewReservation {
+    /// The Redis key that shows that it is open.
+    pub(crate) key: CellId,
+    /// Microseconds until it expires.
+    pub(crate) ttl: u64,
 }
 
 /// Requests that one script call decides.
@@ -138,8 +149,11 @@ impl Batch {
     fn run_to_join(&mut self, request: &PendingRequest, cells: &[u32]) -> Option<&mut Run> {
         let ([charge], &[cell]) = (request.charges.as_slice(), cells) else { return None };
         let run = self.runs.get_mut(self.cells[cell as usize].last_run)?;
-        let first = &self.requests[run.requests[0] as usize].charges;
-        let joins = request.times > 0
+        let first = &self.requests[run.requests[0] as usize];
+        let is_reserved = request.reservation.is_some() || first.reservation.is_some();
+        let first = &first.charges;
+        let joins = !is_reserved
+            && request.times > 0
             && run.times > 0
             && first.len() == 1
             && first[0].cost == charge.cost
@@ -167,6 +181,11 @@ impl Batch {
         &self.requests[run.requests[0] as usize].charges
     }
 
+    /// Returns the reservation that a run opens.
+    pub(crate) fn reservation(&self, run: &Run) -> Option<NewReservation> {
+        self.requests[run.requests[0] as usize].reservation
+    }
+
     pub(crate) fn responders_mut(&mut self) -> impl Iterator<Item = &mut Responder> {
         self.requests.iter_mut().map(|request| &mut request.responder)
     }
@@ -176,23 +195,30 @@ impl Batch {
         self.requests.first().and_then(|request| request.once)
     }
 
-    /// Returns whether `charge_simple.lua` can decide the batch: each request has one charge and no id, each cell has
-    /// one run, there are no peeks, and no cell is a log or has a calendar period.
+    /// Returns whether `charge_simple.lua` can decide the batch: each request has one charge, no id and no reservation,
+    /// each cell has one run, there are no peeks, and no cell is a log or has a calendar period.
     pub(crate) fn is_simple(&self) -> bool {
         self.runs.len() == self.cells.len()
             && self.once().is_none()
+            && self.requests.iter().all(|request| request.reservation.is_none())
             && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
             && self.cells.iter().all(|cell| !cell.is_log() && cell.limit.calendar().is_none())
     }
 
     /// Adds the keys and the program to a script call.
     pub(crate) fn command(&self, mut command: Cmd, names: &Names, program: Program) -> Cmd {
-        command.arg(self.cells.len() + usize::from(self.once().is_some()));
+        let reservations: Vec<_> =
+            self.runs.iter().filter_map(|run| self.reservation(run)).collect();
+        let others = usize::from(self.once().is_some()) + reservations.len();
+        command.arg(self.cells.len() + others);
         for &place in &program.order {
             command.arg(names.key(self.cells[place as usize].id));
         }
         if let Some(once) = self.once() {
             command.arg(names.key(once));
+        }
+        for reservation in reservations {
+            command.arg(names.key(reservation.key));
         }
         command.arg(program.bytes);
         command
@@ -222,6 +248,19 @@ impl Batch {
         let mut rest = self.requests.into_iter().filter(|request| request.responder.is_awaited());
         let mut batch = Self::new(rest.next()?, 0);
         rest.for_each(|request| batch.push(request));
+        Some(batch)
+    }
+
+    /// Answers the requests that open a reservation with an error. Returns the others, if there are any.
+    pub(crate) fn fail_reservations(self, error: &StoreError) -> Option<Self> {
+        let (reserving, others): (Vec<_>, Vec<_>) =
+            self.requests.into_iter().partition(|request| request.reservation.is_some());
+        for mut request in reserving {
+            request.responder.answer(Err(error.clone()));
+        }
+        let mut others = others.into_iter();
+        let mut batch = Self::new(others.next()?, 0);
+        others.for_each(|request| batch.push(request));
         Some(batch)
     }
 

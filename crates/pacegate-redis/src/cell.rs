@@ -187,6 +187,23 @@ impl Names {
     }
 }
 
+/// Reservations.
+impl Names {
+    /// Returns the key that shows that a reservation is open, in the slot of its first cell. It depends on the cells, so
+    /// an id that was changed names a reservation that does not exist.
+    pub(crate) fn reservation(&self, id: u128, charges: &[CellCharge]) -> CellId {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        hasher.update(b"reservation").update(&id.to_le_bytes());
+        for CellCharge { cell: CellId { tag, digest: [first, second] }, .. } in charges {
+            for word in [tag, first, second] {
+                hasher.update(&word.to_le_bytes());
+            }
+        }
+        let tag = charges.first().map_or(0, |charge| charge.cell.tag);
+        CellId { tag, digest: halves(first_half(&hasher.finalize())) }
+    }
+}
+
 impl Names {
     /// Returns the charge of a cell for the claim of one of its events, in the slot of the cell.
     pub(crate) fn claim(

@@ -14,8 +14,9 @@ use crate::{
     replay::Snapshot,
     responder::{Answer, Responder},
     script::{Scripts, Source},
+    settlement::{self, Settlement},
     store::BlocksCommand,
-    wire::{self, Action, Program, ScriptParams, encode_update},
+    wire::{self, Action, Program, ScriptParams, encode_settlements, encode_update},
 };
 
 /// A command for one server.
@@ -36,6 +37,7 @@ pub(crate) struct Command {
 pub(crate) enum Payload {
     Charges(Batch),
     Update(UpdateCommand),
+    Settlements(Vec<Settlement>),
     Counter(CounterBatch),
     Blocks(BlocksCommand),
 }
@@ -86,6 +88,10 @@ impl Command {
                 let parts = batch.split().into_iter();
                 parts.map(|part| Self { payload: Payload::Charges(part), ..self }).collect()
             }
+            Payload::Settlements(settlements) => {
+                let parts = settlements.into_iter().map(|part| Payload::Settlements(vec![part]));
+                parts.map(|payload| Self { payload, ..self }).collect()
+            }
             payload => vec![Self { payload, ..self }],
         }
     }
@@ -98,6 +104,10 @@ impl Command {
             Payload::Update(update) => {
                 Payload::Update(update.responder.is_awaited().then_some(update)?)
             }
+            Payload::Settlements(mut settlements) => {
+                settlements.retain(|settlement| settlement.responder.is_awaited());
+                Payload::Settlements(Some(settlements).filter(|rest| !rest.is_empty())?)
+            }
             Payload::Blocks(blocks) => {
                 Payload::Blocks(blocks.responder.is_awaited().then_some(blocks)?)
             }
@@ -109,6 +119,9 @@ impl Command {
         match &mut self.payload {
             Payload::Charges(batch) => Box::new(batch.responders_mut()),
             Payload::Update(update) => Box::new(std::iter::once(&mut update.responder)),
+            Payload::Settlements(settlements) => {
+                Box::new(settlements.iter_mut().map(|settlement| &mut settlement.responder))
+            }
             Payload::Counter(batch) => Box::new(batch.responders_mut()),
             Payload::Blocks(blocks) => Box::new(std::iter::once(&mut blocks.responder)),
         }
@@ -133,6 +146,7 @@ impl Command {
         match &self.payload {
             Payload::Charges(batch) => batch.cells().first().map(|cell| cell.id.slot()),
             Payload::Update(update) => Some(update.charge.cell.slot()),
+            Payload::Settlements(settlements) => settlements.first().map(|first| first.key.slot()),
             Payload::Counter(batch) => Some(batch.slot()),
             Payload::Blocks(blocks) => Some(slot_of(&blocks.key)),
         }
@@ -142,7 +156,7 @@ impl Command {
     pub(crate) fn size(&self) -> (usize, usize) {
         match &self.payload {
             Payload::Charges(batch) => (batch.requests().len(), batch.cells().len()),
-            Payload::Update(_) | Payload::Blocks(_) => (0, 0),
+            Payload::Update(_) | Payload::Settlements(_) | Payload::Blocks(_) => (0, 0),
             Payload::Counter(batch) => (batch.len(), 1),
         }
     }
@@ -180,6 +194,10 @@ impl Command {
                 let program = encode_update(charge, *action, params);
                 self.call(&scripts.update).arg(1).arg(names.key(charge.cell)).arg(program).take()
             }
+            Payload::Settlements(settlements) => {
+                let program = encode_settlements(settlements, params);
+                settlement::command(settlements, self.call(&scripts.settle), names, program)
+            }
             Payload::Counter(batch) => {
                 let script = match (batch.is_log(), self.out_of_memory) {
                     (false, false) => &scripts.window,
@@ -208,9 +226,10 @@ impl Command {
             (payload, Value::ServerError(error)) => {
                 return Self { payload, ..self }.rejected(&error);
             }
-            (payload @ (Payload::Charges(_) | Payload::Update(_)), Value::BulkString(bytes))
-                if bytes.len() == 8 =>
-            {
+            (
+                payload @ (Payload::Charges(_) | Payload::Update(_) | Payload::Settlements(_)),
+                Value::BulkString(bytes),
+            ) if bytes.len() == 8 => {
                 let now = wire::read(&bytes).next().map(Timestamp::from_micros);
                 return Self { payload, ..self }.outside_window(now);
             }
@@ -218,6 +237,9 @@ impl Command {
             (Payload::Update(mut update), Value::Int(changed)) => {
                 let granted = u64::from(changed > 0);
                 update.responder.answer(Ok(Answer { granted, ..Answer::default() }));
+            }
+            (Payload::Settlements(settlements), Value::Array(reply)) => {
+                settlement::finish(settlements, &numbers(&reply));
             }
             (Payload::Counter(batch), Value::Array(reply)) => {
                 if let Some(batch) = batch.finish(&numbers(&reply), sent, learn) {
@@ -266,7 +288,7 @@ impl Command {
             }
             "OOM" if !self.out_of_memory && self.can_run_without_memory() => {
                 (self.out_of_memory, self.with_text) = (true, false);
-                Disposition::Retry(self)
+                self.without_reservations(&StoreError::Unavailable(format!("{code} {details}")))
             }
             // A user of a layout may lack the permission for the key of the blocks, and needs no other connection.
             "NOPERM" if matches!(self.payload, Payload::Blocks(_)) => {
@@ -284,6 +306,15 @@ impl Command {
                 self.fail(&StoreError::Failed(format!("{code} {details}")));
                 Disposition::Done
             }
+        }
+    }
+
+    /// Answers requests that open a reservation, which needs a new key, with the error. Sends the others again.
+    fn without_reservations(self, error: &StoreError) -> Disposition {
+        let Payload::Charges(batch) = self.payload else { return Disposition::Retry(self) };
+        match batch.fail_reservations(error) {
+            Some(batch) => Disposition::Retry(Self { payload: Payload::Charges(batch), ..self }),
+            None => Disposition::Done,
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use pacegate::{
-    Charge, Timestamp,
+    Charge, Excess, Timestamp,
     algorithm::{Origin, Outcome},
 };
 use quick_cache::{
@@ -27,6 +27,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct DenyCache {
     entries: Option<Cache<Fingerprint, Entry, UnitWeighter, foldhash::fast::RandomState>>,
+    /// True if it answers charges with [`Excess::Count`], which are then not counted.
+    answers_counted: bool,
     /// Maximum age of an entry in nanoseconds: a reset by another process can go unnoticed for this long.
     max_age: u64,
     time: Time,
@@ -40,12 +42,17 @@ struct Entry {
 
 impl DenyCache {
     /// Creates a cache of at most `capacity` entries. 0 turns it off.
-    pub(crate) fn new(capacity: usize, max_age: Duration, time: Time) -> Self {
+    pub(crate) fn new(
+        capacity: usize,
+        max_age: Duration,
+        answers_counted: bool,
+        time: Time,
+    ) -> Self {
         let (hasher, lifecycle) =
             (foldhash::fast::RandomState::default(), DefaultLifecycle::default());
         let entries = (capacity > 0)
             .then(|| Cache::with(capacity, capacity as u64, UnitWeighter, hasher, lifecycle));
-        Self { entries, max_age: nanos(max_age), time }
+        Self { entries, answers_counted, max_age: nanos(max_age), time }
     }
 
     /// Inserts a state that took part in a denial, or replaces an older entry. An expired entry counts as older
@@ -65,6 +72,15 @@ impl DenyCache {
         if let Some(entries) = &self.entries {
             entries.remove(&fingerprint);
         }
+    }
+
+    /// Returns false if a denial of these charges changes a counter, so that it must reach the server.
+    pub(crate) fn may_answer(&self, charges: &[Charge<'_>]) -> bool {
+        charges.iter().all(|charge| match charge.excess {
+            Excess::Reject => true,
+            Excess::Count => self.answers_counted,
+            _ => false,
+        })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -117,7 +133,9 @@ impl DenyCache {
         let (earliest, latest) = self.time.bounds(seen, entry.trip, entry.trip.age(now));
         let outcome = match fact {
             Fact::State(state) => {
-                let at = |now: Timestamp, cost| charge.limit.step(&mut state.clone(), now, cost);
+                let at = |now: Timestamp, cost| {
+                    charge.limit.charge(&mut state.clone(), now, cost, charge.excess).0
+                };
                 if at(latest, charge.cost).is_admitted() {
                     let untouched = at(earliest, 0);
                     Outcome::admitted(untouched.remaining(), untouched.reset_after())
@@ -156,7 +174,7 @@ mod tests {
     /// back.
     fn cached_time(max_age: Duration) -> u64 {
         let time = Time::Server(Arc::new(OperatingSystem));
-        let cache = DenyCache::new(10, max_age, time.clone());
+        let cache = DenyCache::new(10, max_age, false, time.clone());
         let limit = Limit::per_minute(1);
         let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"key"), limit);
         let fingerprint = Fingerprinter::new().of(&charge);

@@ -16,6 +16,7 @@ mod replay;
 mod resolver;
 mod responder;
 mod script;
+mod settlement;
 mod stats;
 mod store;
 mod time;

@@ -113,7 +113,7 @@ impl Replay {
         let mut snapshots = Vec::new();
         for run in batch.runs() {
             match batch.charges(run) {
-                [charge] if run.times > 0 => {
+                [charge] if run.times > 0 && batch.reservation(run).is_none() => {
                     snapshots.extend(self.repeat(batch, run, charge, &mut answers));
                 }
                 charges => {

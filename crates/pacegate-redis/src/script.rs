@@ -19,6 +19,7 @@ pub(crate) struct Scripts {
     pub(crate) charge_batch: Source,
     pub(crate) charge_batch_full: Source,
     pub(crate) update: Source,
+    pub(crate) settle: Source,
     pub(crate) claim: Source,
     pub(crate) blocks: Source,
     /// For the windows and logs of other limiters.
@@ -29,8 +30,8 @@ pub(crate) struct Scripts {
 }
 
 macro_rules! script {
-    ($name:literal) => {
-        concat!(include_str!("script/common.lua"), include_str!(concat!("script/", $name)))
+    ($($name:literal),+) => {
+        concat!(include_str!("script/common.lua"), $(include_str!(concat!("script/", $name))),+)
     };
 }
 
@@ -48,10 +49,14 @@ impl Scripts {
     fn new(header: &str, header_full: &str) -> Self {
         Self {
             charge_simple: Source::new(header, script!("charge_simple.lua")),
-            charge_batch: Source::new(header, script!("charge_batch.lua")),
-            charge_batch_full: Source::new(header_full, script!("charge_batch.lua")),
-            // It creates no keys, and a release may free the memory that is missing.
+            charge_batch: Source::new(header, script!("log_entries.lua", "charge_batch.lua")),
+            charge_batch_full: Source::new(
+                header_full,
+                script!("log_entries.lua", "charge_batch.lua"),
+            ),
+            // They create few keys, and a release may free the memory that is missing.
             update: Source::new(header_full, script!("update.lua")),
+            settle: Source::new(header_full, script!("log_entries.lua", "settle.lua")),
             claim: Source::new(header, include_str!("script/claim.lua")),
             blocks: Source::new(header, script!("blocks.lua")),
             window: Source::new(header, script!("window.lua")),

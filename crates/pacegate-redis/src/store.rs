@@ -3,6 +3,7 @@ mod builder;
 mod compensating;
 mod counters;
 mod releases;
+mod reservations;
 mod session;
 
 use std::{
@@ -30,7 +31,7 @@ use releases::PendingReleases;
 use session::Session;
 
 use crate::{
-    batch::PendingRequest,
+    batch::{NewReservation, PendingRequest},
     cell::{CellCharge, CellCharges, halves},
     command::{Command, Payload, UpdateCommand},
     fingerprint::Fingerprint,
@@ -115,6 +116,9 @@ impl RedisStore {
     }
 }
 
+/// The longest time for which a reservation is open, in microseconds: about a year.
+const MAX_TTL: u64 = 1 << 45;
+
 /// Maximum number of leases or permits that are returned at the same time, so that no round trip gets too long.
 const MAX_CONCURRENT_RETURNS: usize = 256;
 
@@ -136,6 +140,14 @@ impl Store for RedisStore {
 
     fn clear(&self, _: &[PolicyName]) -> Reply<'_, u64> {
         Reply::Ready(Err(counters::no_clear()))
+    }
+
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        self.inner.reserve(charges, id, ttl)
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        self.inner.settle(charges, id, actual)
     }
 
     fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
@@ -198,7 +210,7 @@ impl Inner {
             Ok(Started::Answered(outcomes)) => Reply::Ready(Ok(outcomes)),
             Ok(Started::Sent(answer)) => Reply::pending(outcomes_of(answer)),
             Ok(Started::Compensating(cells)) => {
-                let charging = self.clone().charge_compensating(cells);
+                let charging = self.clone().charge_compensating(cells, None);
                 Reply::pending(async { charging.await.map(Outcomes::from) })
             }
             Ok(Started::Opening) => {
@@ -223,7 +235,7 @@ impl Inner {
             Started::Answered(outcomes) => Ok(outcomes),
             Started::Sent(answer) => outcomes_of(answer).await,
             Started::Compensating(cells) => {
-                self.charge_compensating(cells).await.map(Outcomes::from)
+                self.charge_compensating(cells, None).await.map(Outcomes::from)
             }
             Started::Opening => Err(gone()),
         }
@@ -245,14 +257,15 @@ impl Inner {
             let problem = "a request with an id cannot charge one key under two limits";
             return Err(StoreError::Unsupported(problem.to_owned()));
         }
-        // Recorded even if the answer is known.
         let is_recorded = charges.iter().any(|charge| charge.excess.is_recorded());
-        if id.is_none()
-            && !is_ambiguous
-            && !is_recorded
-            && let Some(outcomes) = self.answer_locally(charges, &fingerprints)
-        {
-            return Ok(Started::Answered(outcomes));
+        if id.is_none() && !is_ambiguous && self.common.deny_cache.may_answer(charges) {
+            let answered = match is_recorded {
+                true => self.deny_locally(charges, &fingerprints),
+                false => self.answer_locally(charges, &fingerprints),
+            };
+            if let Some(outcomes) = answered {
+                return Ok(Started::Answered(outcomes));
+            }
         }
         if self.session().is_opening() {
             return Ok(Started::Opening);
@@ -276,7 +289,7 @@ impl Inner {
         if !is_recorded {
             self.draw(charges, &cells);
         }
-        self.send(cells, 1, id).map(Started::Sent)
+        self.send(cells, 1, id, None).map(Started::Sent)
     }
 
     /// Answers from leases or the deny cache.
@@ -295,6 +308,15 @@ impl Inner {
             self.common.totals.leased.add(1);
             return Some(outcomes.into());
         }
+        self.deny_locally(charges, fingerprints)
+    }
+
+    /// Answers from the deny cache.
+    fn deny_locally(
+        &self,
+        charges: &[Charge<'_>],
+        fingerprints: &[Fingerprint],
+    ) -> Option<Outcomes> {
         let pairs = fingerprints.iter().copied().zip(charges);
         let outcomes = self.common.deny_cache.answer(pairs)?;
         self.common.totals.denied_locally.add(1);
@@ -319,9 +341,9 @@ impl Inner {
         &self,
         charges: CellCharges,
         times: u64,
-        id: Option<&[u8]>,
+        reservation: Option<(u128, Duration)>,
     ) -> Result<responder::Answer, StoreError> {
-        self.send(charges, times, id)?.await.unwrap_or_else(|_| Err(gone()))
+        self.send(charges, times, None, reservation)?.await.unwrap_or_else(|_| Err(gone()))
     }
 
     fn send(
@@ -329,11 +351,17 @@ impl Inner {
         charges: CellCharges,
         times: u64,
         id: Option<&[u8]>,
+        reservation: Option<(u128, Duration)>,
     ) -> Result<responder::Reply, StoreError> {
-        let once = id.map(|id| self.common.names.answer(id, &charges));
+        let names = &self.common.names;
+        let once = id.map(|id| names.answer(id, &charges));
+        let reservation = reservation.map(|(id, ttl)| NewReservation {
+            key: names.reservation(id, &charges),
+            ttl: u64::try_from(ttl.as_micros()).map_or(MAX_TTL, |ttl| ttl.clamp(1, MAX_TTL)),
+        });
         let worker = self.session().worker(&charges[0])?;
         let (responder, reply) = Responder::new();
-        worker.send(PendingRequest { charges, times, once, responder })?;
+        worker.send(PendingRequest { charges, times, once, reservation, responder })?;
         Ok(reply)
     }
 

@@ -5,6 +5,7 @@ use pacegate::{Excess, Limit, Timestamp};
 use crate::{
     batch::Batch,
     cell::{CellCharge, period_micros},
+    settlement::Settlement,
 };
 
 /// Parameters of all script calls of a store.
@@ -75,7 +76,8 @@ impl Program {
             words.limit(cell.script_id, &cell.limit, params);
         }
         for run in batch.runs() {
-            words.push([run.times, run.cells.len() as u64]);
+            let ttl = batch.reservation(run).map_or(0, |reservation| reservation.ttl);
+            words.push([run.times, run.cells.len() as u64, ttl]);
             for (&cell, charge) in run.cells.iter().zip(batch.charges(run)) {
                 let CellCharge { cost, permit: [high, low], enforced, .. } = *charge;
                 let [enforced, excess] = [u64::from(enforced), excess_word(charge)];
@@ -129,6 +131,21 @@ pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptP
     words.push([params.now, params.slack, action, charge.cost, charged_at]);
     words.push(charge.permit);
     words.limit(charge.script_id, &charge.limit, params);
+    words.0
+}
+
+/// Encodes the argument of `settle.lua`.
+pub(crate) fn encode_settlements(settlements: &[Settlement], params: ScriptParams) -> Vec<u8> {
+    let mut words = Words::with_capacity(3 + 7 * settlements.len());
+    words.push([params.now, params.slack, settlements.len() as u64]);
+    for Settlement { charges, actual, .. } in settlements {
+        // No counter holds more, and a double would not be exact.
+        words.push([(*actual).min(Limit::MAX_AMOUNT), charges.len() as u64]);
+        for charge in charges {
+            words.push([excess_word(charge)]);
+            words.limit(charge.script_id, &charge.limit, params);
+        }
+    }
     words.0
 }
 

@@ -37,6 +37,7 @@ use crate::{
     layout::{self, CounterRequest},
     link::Wire,
     resolver::Resolver,
+    settlement::{self, Settlement},
     stats::Totals,
     time::{Time, TimeEstimate},
     wire::{MAX_REPEATS, ScriptParams},
@@ -79,6 +80,7 @@ pub(crate) struct NodeWorker {
 struct Queue {
     requests: Vec<PendingRequest>,
     counters: Vec<CounterRequest>,
+    settlements: Vec<Settlement>,
     /// Updates, and commands that another worker forwarded.
     commands: Vec<Command>,
     /// The worker has shut down.
@@ -147,6 +149,10 @@ impl NodeWorker {
     /// Queues requests for counters of another limiter. They are sent in this order in one round trip.
     pub(crate) fn send_counters(&self, requests: Vec<CounterRequest>) -> Result<(), StoreError> {
         self.push(|queue| queue.counters.extend(requests))
+    }
+
+    pub(crate) fn send_settlement(&self, settlement: Settlement) -> Result<(), StoreError> {
+        self.push(|queue| queue.settlements.push(settlement))
     }
 
     /// Queues a command, or answers it with an error.
@@ -231,9 +237,13 @@ impl NodeWorker {
 
     /// Packs queued requests into commands, without cancelled ones.
     fn commands(&self, queue: Queue) -> Vec<Command> {
-        let Queue { mut requests, counters, commands, .. } = queue;
+        let Queue { mut requests, counters, mut settlements, commands, .. } = queue;
         let mut commands: Vec<Command> =
             commands.into_iter().filter_map(Command::awaited).collect();
+        settlements.retain(|settlement| settlement.responder.is_awaited());
+        let settlements = settlement::pack(settlements, self.cluster.strong_count() > 0);
+        let settlements = settlements.into_iter().map(Payload::Settlements);
+        commands.extend(settlements.map(Command::new));
         requests.retain(|request| request.responder.is_awaited());
         let batches = self.batches(requests).into_iter();
         commands.extend(batches.map(|batch| Command::new(Payload::Charges(batch))));
@@ -471,7 +481,7 @@ impl NodeWorker {
 
 impl Queue {
     fn len(&self) -> usize {
-        self.requests.len() + self.counters.len() + self.commands.len()
+        self.requests.len() + self.counters.len() + self.settlements.len() + self.commands.len()
     }
 
     /// Returns the start of the oldest request whose caller is still waiting.

@@ -12,6 +12,7 @@ use arc_swap::{ArcSwap, Guard};
 use pacegate::{BuildError, Limiter, MemoryStore, SharedLimiter, policy::Mode};
 use pacegate_redis::{RedisStore, UrlError};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::{
     audit::Audit,
@@ -36,6 +37,8 @@ pub(crate) struct ActiveConfig {
     live: Live,
     audit: Audit,
     quotas: QuotaRegistry,
+    /// The number of the active revision.
+    reloads: watch::Sender<u64>,
     thresholds: Arc<ThresholdEvents>,
 }
 
@@ -86,6 +89,7 @@ impl ActiveConfig {
             StoreSettings::Redis { url, prefix, deadline } => {
                 let builder = RedisStore::builder(url)?.prefix(prefix.clone()).deadline(*deadline);
                 let builder = if settings.count_denied { builder.deny_cache(0) } else { builder };
+                let builder = builder.cache_counted_denials(settings.envoy.cache_denials);
                 let store = builder.layout(settings.layout.clone()).connect_later();
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies);
                 let limiter = limiter.on_threshold(on_threshold).build()?;
@@ -109,6 +113,7 @@ impl ActiveConfig {
             live: Live::new(),
             audit: Audit::default(),
             quotas: QuotaRegistry::default(),
+            reloads: watch::Sender::new(1),
             thresholds: Arc::new(ThresholdEvents::new(None)),
         }
     }
@@ -130,7 +135,13 @@ impl ActiveConfig {
             hits: current.hits.clone(),
         });
         self.clear_complaint();
+        self.reloads.send_replace(previous.number + 1);
         previous.number + 1
+    }
+
+    /// Returns a receiver that reports each reload.
+    pub(crate) fn reloads(&self) -> watch::Receiver<u64> {
+        self.reloads.subscribe()
     }
 
     /// Records a failed reload. The current settings stay active.

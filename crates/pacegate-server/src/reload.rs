@@ -218,8 +218,11 @@ impl Reloader {
         if old.listen != new.listen || tls(old) != tls(new) {
             tracing::warn!("changed listeners and certificate paths take effect after a restart");
         }
-        let store = |settings: &Settings| (settings.store.clone(), settings.layout.clone());
-        if store(old) != store(new) || old.count_denied != new.count_denied {
+        let store = |settings: &Settings| {
+            let denials = (settings.count_denied, settings.envoy.cache_denials);
+            (settings.store.clone(), settings.layout.clone(), denials)
+        };
+        if store(old) != store(new) {
             tracing::warn!("a changed store takes effect after a restart");
         }
     }

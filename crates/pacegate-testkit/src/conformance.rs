@@ -29,6 +29,11 @@ pub trait Subject: Sync {
         true
     }
 
+    /// Returns `true` if the store has reservations. Default: it has.
+    fn supports_reservations(&self) -> bool {
+        true
+    }
+
     /// Runs a future of the store to completion. Override this if the store needs a runtime.
     fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {
         pollster::block_on(pin!(future))
@@ -95,6 +100,7 @@ fn follow_supported(subject: &impl Subject, mut history: History) {
         Op::Release(_) => subject.supports_update(Update::Release),
         Op::Renew(_) => subject.supports_update(Update::Renew),
         Op::Record(..) => subject.supports_excess(),
+        Op::Reserve(..) | Op::Settle(..) => subject.supports_reservations(),
         Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
     });
     follow(subject, &history);
@@ -146,7 +152,7 @@ fn rejects_unsupported_updates(subject: &impl Subject) {
 fn follow(subject: &impl Subject, history: &History) {
     let name = format!("history-{}-{}", history.limit, history.seed);
     let (mut limit, mut now) = (history.limit, history.start);
-    let mut expected = history.answers().into_iter();
+    let (mut expected, mut reserved) = (history.answers().into_iter(), 0);
     // A store may ignore a step back of less than a millisecond, as a difference between CPU clocks. So the
     // clock jumps far before it goes to the start of each history.
     subject.set_time(now.after(Duration::from_secs(3_600)));
@@ -159,9 +165,24 @@ fn follow(subject: &impl Subject, history: &History) {
                 subject.set_time(now);
             }
             Op::SetLimit(other) => limit = other,
-            Op::Charge(..) | Op::Record(..) => {
+            Op::Settle(number, actual) => {
+                let id = reservation_id(history, number);
+                let settled = settle(subject, &name, limit, (id, actual));
+                let expected = expected.next().expect("a model result for every settlement");
+                assert_eq!(
+                    settled, expected.admitted,
+                    "seed {} step {step} of {history:?} ({op:?} at {now:?} under {limit})",
+                    history.seed
+                );
+            }
+            Op::Charge(..) | Op::Record(..) | Op::Reserve(..) => {
                 let charged = match *op {
                     Op::Record(cost, excess) => Call::Record(cost, excess),
+                    Op::Reserve(estimate, ttl) => {
+                        reserved += 1;
+                        let id = reservation_id(history, reserved - 1);
+                        Call::Reserve(estimate.min(limit.capacity()), id, ttl)
+                    }
                     Op::Charge(cost, permit) => Call::Charge(cost.min(limit.capacity()), permit),
                     _ => continue,
                 };
@@ -183,9 +204,25 @@ fn follow(subject: &impl Subject, history: &History) {
     }
 }
 
+/// Returns the id of a history's reservation.
+fn reservation_id(history: &History, number: u64) -> u128 {
+    let algorithm = history.limit.algorithm().id().unwrap_or(0);
+    u128::from(history.seed) << 64 | u128::from(algorithm << 32 | number)
+}
+
+/// Settles a reservation of one key. Returns `false` if it is not open.
+fn settle(subject: &impl Subject, key: &str, limit: Limit, (id, actual): (u128, u64)) -> bool {
+    key.with(|key| {
+        let policy = "conformance".parse().expect("a name");
+        let charge = [Charge::new(policy, key, limit).counter(Counter::Policy)];
+        work(subject.block_on(async { subject.store().settle(&charge, id, actual).await }))
+    })
+}
+
 enum Call {
     Charge(u64, u64),
     Record(u64, Excess),
+    Reserve(u64, u128, u64),
     Refund(u64),
     Reset,
     Release(u64),
@@ -207,6 +244,12 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
                 Call::Record(cost, excess) => {
                     let charge = charge.cost(cost).excess(excess);
                     return work(store.charge(&[charge], None).await).first().copied();
+                }
+                Call::Reserve(estimate, id, ttl) => {
+                    let ttl = Duration::from_micros(ttl);
+                    return work(store.reserve(&[charge.cost(estimate)], id, ttl).await)
+                        .first()
+                        .copied();
                 }
                 Call::Refund(cost) => {
                     work(store.update(&charge.cost(cost), Update::Refund).await);

@@ -32,6 +32,10 @@ pub enum Op {
     Reset,
     /// Changes the amount or the burst.
     SetLimit(Limit),
+    /// Reserves units for this many microseconds.
+    Reserve(u64, u64),
+    /// Settles the reservation with this number, counted from 0, at this number of units.
+    Settle(u64, u64),
     /// Releases a permit.
     Release(u64),
     /// Renews a permit.
@@ -66,10 +70,15 @@ impl History {
         let start = start + random.below(2 * period);
         let length = random.between(20, 60);
         let mut now = start;
-        let mut held = 1;
+        let (mut held, mut reserved) = (1, 0);
         let ops = (0..length)
             .map(|_| {
-                let op = random_op(random, &limit, now, &mut held);
+                let op = match random.below(6) {
+                    0 if algorithm != Algorithm::Concurrency => {
+                        random_reservation(random, &limit, &mut reserved)
+                    }
+                    _ => random_op(random, &limit, now, &mut held),
+                };
                 if let Op::Pass(micros) = op {
                     now += micros;
                 }
@@ -79,10 +88,11 @@ impl History {
         Self { seed, limit, start: Timestamp::from_micros(start), ops }
     }
 
-    /// Returns the model's result of every charge, in order.
+    /// Returns the model's result of every charge and reservation, in order. That of a settlement is admitted if the
+    /// reservation was open, and has no other field.
     pub fn answers(&self) -> Vec<Answer> {
         let (mut model, mut now) = (Model::new(self.limit), self.start.as_micros());
-        let mut answers = Vec::new();
+        let (mut answers, mut reservations) = (Vec::new(), Vec::new());
         for op in &self.ops {
             match *op {
                 Op::Pass(micros) => now += micros,
@@ -92,6 +102,20 @@ impl History {
                     answers.push(model.charge(now, cost, permit));
                 }
                 Op::Record(cost, excess) => answers.push(model.record(now, cost, excess)),
+                Op::Reserve(estimate, ttl) => {
+                    let estimate = estimate.min(model.limit().capacity());
+                    let (answer, reserved) = model.reserve(now, estimate);
+                    answers.push(answer);
+                    reservations.push(reserved.map(|reserved| (reserved, now + ttl)));
+                }
+                Op::Settle(number, actual) => {
+                    let reserved = reservations.get_mut(number as usize).and_then(Option::take);
+                    let open = reserved.filter(|(_, expires)| now < *expires);
+                    if let Some((reserved, _)) = open {
+                        model.settle(now, &reserved, actual, model.limit().capacity());
+                    }
+                    answers.push(Answer { admitted: open.is_some(), ..Answer::default() });
+                }
                 Op::Refund(cost) => model.refund(now, cost),
                 Op::Reset => model.reset(),
                 Op::SetLimit(limit) => model.set_limit(limit),
@@ -155,6 +179,21 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
         _ if concurrency => Op::Renew(random.between(1, *held)),
         _ => Op::Charge(1, 0),
     }
+}
+
+/// Draws a reservation, or the settlement of an earlier one, which may have been settled before.
+fn random_reservation(random: &mut Random, limit: &Limit, reserved: &mut u64) -> Op {
+    let cost = random_cost(random, limit.capacity());
+    if *reserved > 0 && random.one_in(2) {
+        // Mostly a recent one.
+        let recent = reserved.saturating_sub(3);
+        let from = if random.one_in(4) { 0 } else { recent };
+        let actual = random.pick(&[0, cost, cost, cost + limit.capacity()]);
+        return Op::Settle(random.between(from, *reserved - 1), actual);
+    }
+    *reserved += 1;
+    let period = limit.period().as_micros() as u64;
+    Op::Reserve(cost, random.pick(&[1, period, 3 * period, 100 * period, 100 * period]))
 }
 
 /// Returns a limit with the same algorithm and period but another amount, and another burst if it had one. A

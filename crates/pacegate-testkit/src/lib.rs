@@ -17,5 +17,5 @@ pub mod servers;
 pub use conformance::{Subject, conformance, follow_calendar_histories, follow_histories};
 pub use crossings::Crossing;
 pub use history::{History, Op};
-pub use model::{Answer, Model};
+pub use model::{Answer, Model, ReservedUnits};
 pub use random::Random;

@@ -14,7 +14,7 @@ pub struct Model {
 }
 
 /// The model's result of a charge; times in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// True if the cost was admitted; for a cost of 0, if one unit would be.
     pub admitted: bool,
@@ -24,6 +24,15 @@ pub struct Answer {
     pub retry_after: Option<u64>,
     /// Time until the full capacity will be available again.
     pub reset_after: u64,
+}
+
+/// Units that were reserved in a [`Model`].
+#[derive(Clone, Copy, Debug)]
+pub struct ReservedUnits {
+    at: u64,
+    units: u64,
+    /// Of a bucket: the missing tokens × period just after the charge.
+    missing: i128,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +114,51 @@ impl Model {
         answer
     }
 
+    /// Charges an estimate at `now`, if it fits.
+    pub fn reserve(&mut self, now: u64, estimate: u64) -> (Answer, Option<ReservedUnits>) {
+        let answer = self.charge(now, estimate, 0);
+        let is_bucket = self.limit.algorithm() == Algorithm::TokenBucket;
+        let missing = if is_bucket { self.tokens_used(now) } else { 0 };
+        let reserved = ReservedUnits { at: now, units: estimate, missing };
+        (answer, answer.admitted.then_some(reserved))
+    }
+
+    /// Settles an open reservation: returns units to where they were charged, if they still count there, or records those
+    /// beyond the estimate as debt.
+    pub fn settle(&mut self, now: u64, reserved: &ReservedUnits, actual: u64, max_debt: u64) {
+        if actual > reserved.units {
+            self.record(now, actual - reserved.units, Excess::Debt { max: max_debt });
+            return;
+        }
+        let units = i128::from(reserved.units - actual);
+        let period = micros(self.limit.period());
+        let (window, charged) = (self.window(now), self.window(reserved.at));
+        match self.limit.algorithm() {
+            _ if units == 0 => {}
+            Algorithm::FixedWindow if charged == window => self.push(now, -units, 0),
+            Algorithm::FixedWindow => {}
+            // Tokens are refilled in the order in which they were taken.
+            Algorithm::TokenBucket => {
+                let missing = drained(reserved.missing, &self.limit, now - reserved.at);
+                self.push(now, -units.min(missing / i128::from(period)), 0);
+            }
+            Algorithm::SlidingWindow => self.take_back(units, |at| at / period == charged),
+            _ => self.take_back(units, |at| at == reserved.at),
+        }
+    }
+
+    /// Removes up to `units` of the entries that were charged at these instants, the newest first.
+    fn take_back(&mut self, units: i128, is_meant: impl Fn(u64) -> bool) {
+        let mut left = units;
+        let is_meant = |entry: &&mut Entry| is_meant(entry.at) && entry.permit == 0;
+        for entry in self.entries.iter_mut().rev().filter(is_meant) {
+            let back = left.min(entry.units);
+            entry.units -= back;
+            left -= back;
+        }
+        self.entries.retain(|entry| entry.units != 0);
+    }
+
     fn answer(&self, now: u64, retry_after: Option<u64>) -> Answer {
         Answer {
             admitted: retry_after == Some(0),
@@ -130,15 +184,8 @@ impl Model {
         if matches!(self.limit.algorithm(), Algorithm::TokenBucket | Algorithm::FixedWindow) {
             return self.push(now, -i128::from(cost), 0);
         }
-        let mut left = i128::from(cost);
         let from = self.oldest_counted(now);
-        let is_owed = |entry: &&mut Entry| entry.at >= from && entry.permit == 0;
-        for entry in self.entries.iter_mut().rev().filter(is_owed) {
-            let back = left.min(entry.units);
-            entry.units -= back;
-            left -= back;
-        }
-        self.entries.retain(|entry| entry.units != 0);
+        self.take_back(i128::from(cost), |at| at >= from);
     }
 
     /// Resets the key.

@@ -29,7 +29,8 @@ pub use limit::{Calendar, Limit, LimitError, ParseLimitError};
 pub use limiter::seed_permit_ids;
 pub use limiter::{
     Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
-    Plan, SharedLimiter, SharedLimiterBuilder, SharedPermit, ThresholdEvent, Wait, WaitError,
+    Plan, Reservation, ReservationId, ReservationIdError, Reserved, SharedLimiter,
+    SharedLimiterBuilder, SharedPermit, SharedReservation, ThresholdEvent, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};
 pub use request::{Request, RequestIdError};

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt::Display, str::FromStr, time::Duration};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error, ser::SerializeStruct};
 
 use crate::{
-    Algorithm, Decision, Limit, PolicyName, Source,
+    Algorithm, Decision, Limit, PolicyName, ReservationId, Source,
     policy::{FailureMode, Glob, Lease, Mode},
 };
 
@@ -42,6 +42,8 @@ texts! {
     Lease;
     /// As text.
     Glob;
+    /// As text.
+    ReservationId;
     /// As its [name](Source::as_str).
     Source;
 }

@@ -24,8 +24,19 @@ use crate::command::{cargo, root, timed};
 const PAGES: [&str; 2] = ["docs/recipes", "docs/migrate"];
 const CLIENTS: [&str; 4] = ["typescript", "python", "go", "java"];
 
-/// Languages with packages to install, and the extensions of their files in the pages.
-const LANGUAGES: [(&str, &str); 3] = [("typescript", ".mjs"), ("python", ".py"), ("java", ".java")];
+/// Pages that `cargo xtask test` runs.
+const SAMPLE: [&str; 2] = ["recipes/llm-tokens", "migrate/limitador"];
+
+/// Languages, the extensions of their files in the pages, and the programs that they need.
+const LANGUAGES: [(&str, &str, &str); 4] = [
+    ("typescript", ".mjs", "npm"),
+    ("python", ".py", "python3"),
+    ("go", ".go", "go"),
+    ("java", ".java", "mvn"),
+];
+
+/// Proxies, which listen on another port than applications.
+const PROXIES: [&str; 4] = ["nginx", "caddy", "haproxy", "envoy"];
 
 /// Ports in the pages, which are replaced with free ones: HTTP, gRPC and RESP of the server, an application, and a
 /// proxy in front of it.
@@ -46,23 +57,47 @@ pub(crate) fn run(only: Option<&str>, program: Option<&str>) -> anyhow::Result<(
         Some(program) => PathBuf::from(program),
         None => {
             cargo(&["build", "-p", "pacegate-cli"], &[])?;
-            root().join("target/debug/pacegate")
+            built_program()
         }
     };
-    let tools = Tools::prepare(&program)?;
     let is_chosen = |name: &str| only.is_none_or(|only| name.contains(only));
     let clients: Vec<&str> =
         CLIENTS.into_iter().filter(|name| is_chosen(&format!("client {name}"))).collect();
     let mut pages = pages()?;
     pages.retain(|page| is_chosen(&page.name));
     ensure!(!clients.is_empty() || !pages.is_empty(), "no recipe `{}`", only.unwrap_or_default());
+    run_chosen(&program, &clients, &pages)
+}
+
+/// Runs some pages with the server that the tests have built. Skips those whose language is not installed.
+pub(crate) fn run_sample() -> anyhow::Result<()> {
+    let mut pages = pages()?;
+    pages.retain(|page| SAMPLE.contains(&&*page.name));
+    ensure!(pages.len() == SAMPLE.len(), "expected the pages {SAMPLE:?}");
+    let mut out = io::stdout().lock();
+    for page in &pages {
+        if let Some(program) = page.missing_program() {
+            writeln!(out, "skipped {}: {program} is not installed", page.name)?;
+        }
+    }
+    drop(out);
+    pages.retain(|page| page.missing_program().is_none());
+    run_chosen(&built_program(), &[], &pages)
+}
+
+fn built_program() -> PathBuf {
+    root().join("target/debug/pacegate")
+}
+
+fn run_chosen(program: &Path, clients: &[&str], pages: &[Source]) -> anyhow::Result<()> {
+    let tools = Tools::prepare(program)?;
     let mut rows = Vec::new();
-    if !pages.is_empty() {
+    if pages.iter().any(Source::needs_programs) {
         rows.push(measured("install programs", Tools::install_programs));
     }
-    for (language, extension) in LANGUAGES {
-        let file = format!("{extension} -->");
-        if clients.contains(&language) || pages.iter().any(|page| page.text.contains(&file)) {
+    for (language, ..) in LANGUAGES {
+        let needs_it = |page: &Source| page.languages().any(|(name, ..)| *name == language);
+        if clients.contains(&language) || pages.iter().any(needs_it) {
             rows.push(measured(&format!("install {language}"), || {
                 tools.install_language(language)
             }));
@@ -71,7 +106,7 @@ pub(crate) fn run(only: Option<&str>, program: Option<&str>) -> anyhow::Result<(
     for client in clients {
         rows.push(measured(&format!("client {client}"), || test_client(&tools, client)));
     }
-    for Source { name, text } in &pages {
+    for Source { name, text } in pages {
         rows.push(measured(name, || run_page(&tools, name, text)));
     }
     print(&rows)
@@ -112,6 +147,28 @@ struct Source {
     /// Such as `recipes/per-ip`.
     name: String,
     text: String,
+}
+
+impl Source {
+    /// Returns the languages of its files.
+    fn languages(
+        &self,
+    ) -> impl Iterator<Item = &'static (&'static str, &'static str, &'static str)> {
+        LANGUAGES.iter().filter(|(_, extension, _)| self.text.contains(&format!("{extension} -->")))
+    }
+
+    /// Returns a program that one of its languages needs and that is not installed.
+    fn missing_program(&self) -> Option<&'static str> {
+        let is_missing = |program: &str| Command::new(program).arg("--help").output().is_err();
+        self.languages().map(|(.., program)| *program).find(|program| is_missing(program))
+    }
+
+    /// Returns true if it starts a proxy or helm.
+    fn needs_programs(&self) -> bool {
+        let starts = |line: &str, name: &str| line.starts_with(&format!("$ {name} "));
+        let needs_one = |line| PROXIES.iter().chain(&["helm"]).any(|name| starts(line, name));
+        self.text.lines().any(needs_one)
+    }
 }
 
 /// Returns the pages that have something to run.
@@ -252,8 +309,7 @@ impl Page<'_> {
         if self.server.is_some() {
             self.restart()?;
         }
-        let is_proxy =
-            ["nginx", "caddy", "haproxy", "envoy"].iter().any(|name| program.starts_with(name));
+        let is_proxy = PROXIES.iter().any(|name| program.starts_with(name));
         let port = self.ports[if is_proxy { PROXY } else { APPLICATION }];
         let mut command = command("sh", &["-c", &format!("exec {program}")]);
         self.tools.environment(&mut command).current_dir(&self.folder);

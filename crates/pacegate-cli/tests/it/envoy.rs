@@ -266,6 +266,47 @@ fn statistics_have_the_names_of_envoyproxy_ratelimit() {
     assert!(service.wait().0.success());
 }
 
+/// With its local cache, envoyproxy/ratelimit does not count denials after the first.
+#[test]
+fn denials_are_cached_if_the_local_cache_has_a_size() {
+    let redis = Server::start(Flavor::Redis);
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("config")).unwrap();
+    fs::write(folder.path().join("config/edge.yaml"), RULES).unwrap();
+    for (size, prefix) in [("0", "none:"), ("1000000", "cached:")] {
+        let metrics = Port::reserve();
+        let service = Service::start_with(
+            &[],
+            &[
+                ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+                ("REDIS_URL", &redis.address()),
+                ("REDIS_TIMEOUT", "20s"),
+                ("CACHE_KEY_PREFIX", prefix),
+                ("LOCAL_CACHE_SIZE_IN_BYTES", size),
+                ("USE_PROMETHEUS", "true"),
+                ("PROMETHEUS_ADDR", &format!("localhost:{}", metrics.number())),
+            ],
+        );
+        assert_eq!(hits(&service, "edge", 3), 429);
+        for _ in 0..20 {
+            assert_eq!(hits(&service, "edge", 1), 429);
+        }
+        let address = SocketAddr::from(([127, 0, 0, 1], metrics.number()));
+        let page = Http::connect(address).unwrap().get("/metrics").unwrap().body;
+        let count = |name: &str| {
+            let name =
+                format!("ratelimit_service_rate_limit_{name}{{domain=\"edge\",key1=\"user\"}} ");
+            let line = page.lines().find_map(|line| line.strip_prefix(&name));
+            line.map_or(0, |count| count.parse::<u64>().unwrap())
+        };
+        assert_eq!(count("over_limit"), 1 + 20, "{page}");
+        // An entry is checked on Redis again after a second.
+        let cached = count("over_limit_with_local_cache");
+        assert_eq!(cached > 0, size != "0", "{cached} cached\n{page}");
+        assert!(cached <= 20, "{page}");
+    }
+}
+
 /// The ports of envoyproxy/ratelimit have no authentication, so administration is for this machine only.
 #[test]
 fn administration_is_off_on_a_public_address() {

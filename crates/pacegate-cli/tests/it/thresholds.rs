@@ -90,7 +90,7 @@ fn config(store: &str, receiver: SocketAddr, notify: &str) -> Folder {
     Folder::with_config(&format!(
         "store: {store}\n\
          policies:\n\
-         - {{ name: plan, per: account, limit: 10/week, notify: {notify} }}\n\
+         - {{ name: plan, per: account, limit: 10/day, notify: {notify} }}\n\
          notifications:\n  \
            webhook: {{ url: 'http://{receiver}/hook?token=t', secret_env: WEBHOOK_SECRET, queue: 100000 }}\n"
     ))
@@ -166,7 +166,7 @@ fn events_are_logged_without_keys_listed_and_delivered_at_the_shutdown() {
     let event = receiver.events.recv_timeout(PATIENT).unwrap();
     assert_eq!((&event["key"], &event["policy"]), (&json!("a7"), &json!("plan")));
     assert_eq!((&event["threshold"], &event["used"]), (&json!(50), &json!(5)));
-    assert_eq!((&event["capacity"], &event["limit"]), (&json!(10), &json!("10/week")));
+    assert_eq!((&event["capacity"], &event["limit"]), (&json!(10), &json!("10/day")));
     let mut http = Http::connect(service.address("http")).unwrap();
     assert_eq!(http.get("/v1/events").unwrap().json()["events"], json!([event]));
     assert_eq!(http.get("/v1/live").unwrap().json()["thresholds"], json!([event]));

@@ -12,3 +12,4 @@ mod reqwest;
 mod resolvers;
 mod settling;
 mod tonic;
+mod usage;

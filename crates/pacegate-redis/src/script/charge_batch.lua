@@ -1,7 +1,8 @@
 -- Decides a batch of requests in one step. replay.rs computes every answer from the reply, so the script only computes
 -- the free units, takes those that fit, and writes.
 --
--- KEYS     one for each cell, strings before logs; then, if `once` is set, one that stores the reply.
+-- KEYS     one for each cell, strings before logs; then, if `once` is set, one that stores the reply; otherwise one for
+--          each reservation.
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
 
 local program = ARGV[1]
@@ -24,11 +25,7 @@ local function open(cell, at, a, b)
   cell.taken, cell.since = 0, at
   -- A limit of 0 denies, and keeps the state for a later limit. A fixed window may count nevertheless.
   if cell.amount > 0 or cell.kind == FIXED_WINDOW then
-    if cell.window then
-      at, a, b, cell.changed = move_calendar(cell.amount, cell.window, at, a, b)
-    else
-      at, a, b, cell.changed = move(cell.kind, cell.amount, cell.period, at, a, b)
-    end
+    at, a, b, cell.changed = move_in(cell.window, cell.kind, cell.amount, cell.period, at, a, b)
   end
   cell.at, cell.a, cell.b = at, a, b
   cell.free = free_units(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
@@ -74,21 +71,6 @@ end
 local waits, frees_after = {}, nil
 
 if size > strings then
-  -- A sliding log is a list of entries (instant, units, total units up to this one). The units between two entries are
-  -- one subtraction.
-  local function entry(key, index)
-    return unpack('<I8I8I8', call('LINDEX', key, index))
-  end
-
-  -- Returns the first index from `low` to `high` whose entry satisfies `holds`, which is true of all later ones too.
-  local function search(key, low, high, holds)
-    while low < high do
-      local middle = floor((low + high) / 2)
-      if holds(entry(key, middle)) then high = middle else low = middle + 1 end
-    end
-    return low
-  end
-
   -- The clock stepped back: moves later entries to now.
   local function rebase_log(key)
     local index = -1
@@ -179,12 +161,12 @@ local function take_excess(cell, excess, units)
   take(cell, taken)
 end
 
--- Takes one charge of a request with several. Returns false if it denies.
+-- Takes one charge of a request with several. Returns false if it denies, and true if it fits.
 local function charge(index, cost, permit, enforced, excess)
   local cell, units = cells[index], math.max(cost, 1)
   if units <= cell.free then
     take(cell, cost, permit)
-    return true
+    return true, true
   end
   if excess > 0 and cost > 0 then
     take_excess(cell, excess, cost)
@@ -196,10 +178,13 @@ local function charge(index, cost, permit, enforced, excess)
   return enforced == 0 and cell.taken ~= BROKEN
 end
 
+-- Reservations that are open: key, value, and microseconds until they expire.
+local reserved, next_key = {}, size
+
 for _ = 1, runs do
-  local times, charges, index, cost, permit, enforced, excess
-  times, charges, place = unpack('<I8I8', program, place)
-  if charges == 1 and times > 0 then
+  local times, charges, ttl, index, cost, permit, enforced, excess
+  times, charges, ttl, place = unpack('<I8I8I8', program, place)
+  if charges == 1 and times > 0 and ttl == 0 then
     index, cost, permit, enforced, excess, place = unpack('<I8I8c16I8I8', program, place)
     local cell, fit = cells[index], times
     if cost > 0 then
@@ -216,15 +201,24 @@ for _ = 1, runs do
   else
     -- Charges are taken in turn, so that later ones see the earlier. All are returned if one does not fit, or if this is
     -- a peek (times = 0). Then those whose excess is recorded are taken again.
-    local fits, broken, old, again = times > 0, false, {}, {}
+    local fits, broken, old, again, units = times > 0, false, {}, {}, {}
     for _ = 1, charges do
       index, cost, permit, enforced, excess, place = unpack('<I8I8c16I8I8', program, place)
       if times == 0 then excess = 0 end
       local cell = cells[index]
       old[#old + 1] = { cell, cell.free, cell.taken, cell.a, cell.b, cell.permits and #cell.permits }
       if excess > 0 then again[#again + 1] = { index, cost, permit, enforced, excess } end
-      if not charge(index, cost, permit, enforced, excess) then fits = false end
+      local passes, is_taken = charge(index, cost, permit, enforced, excess)
+      if not passes then fits = false end
       broken = broken or cell.taken == BROKEN
+      if ttl > 0 then
+        units[#units + 1] = pack('<I8I8I8', is_taken and cost + 1 or 0, cell.a + cell.taken, cell.b)
+      end
+    end
+    if ttl > 0 then
+      next_key = next_key + 1
+      local value = pack('<I8I8', now, now + ttl) .. table.concat(units)
+      if fits then reserved[#reserved + 1] = { KEYS[next_key], value, ttl } end
     end
     if not fits then
       for step = #old, 1, -1 do
@@ -282,6 +276,10 @@ for index = strings + 1, size do
     end
     call('PEXPIRE', key, math.ceil(cell.period / 1000) + slack)
   end
+end
+
+for _, reservation in ipairs(reserved) do
+  call('SET', reservation[1], reservation[2], 'PX', math.ceil(reservation[3] / 1000) + slack)
 end
 
 local reply = { pack('<I8', now) }

@@ -82,8 +82,10 @@ local function read_window(program, place)
   return { start = start, stop = stop, number = number, is_wrong = now < start or now >= stop }, place
 end
 
--- The same as `move`, for a calendar period. If there is debt, `b` is the number of the state's window.
-local function move_calendar(amount, window, at, a, b)
+-- The same as `move`, also for a calendar period, which has a `window`. If there is debt, `b` is the number of the
+-- state's window then.
+local function move_in(window, kind, amount, period, at, a, b)
+  if not window then return move(kind, amount, period, at, a, b) end
   if at > now then return window.start, a, b, true end
   if at >= window.start then return at, a, b end
   if b == 0 then return window.start, 0, 0 end

@@ -86,11 +86,7 @@ if not value then return 0 end
 if #value ~= 24 then return redis.error_reply('PACEGATE the key holds a foreign value') end
 local before, a, b = unpack('<I8I8I8', value)
 local at
-if window then
-  at, a, b = move_calendar(amount, window, before, a, b)
-else
-  at, a, b = move(kind, amount, period, before, a, b)
-end
+at, a, b = move_in(window, kind, amount, period, before, a, b)
 if kind == TOKEN_BUCKET then
   a = a - cost
   if a < 0 then a, b = 0, 0 end

@@ -40,6 +40,7 @@ pub struct RedisStoreBuilder {
     deadline: Duration,
     deny_cache: usize,
     deny_cache_for: Duration,
+    cache_counted: bool,
     once: Duration,
     /// Replaces the server's clock.
     clock: Option<Arc<dyn Clock>>,
@@ -76,6 +77,7 @@ impl RedisStoreBuilder {
             deadline: RedisStore::DEFAULT_DEADLINE,
             deny_cache: 100_000,
             deny_cache_for: Duration::from_secs(1),
+            cache_counted: false,
             once: Duration::from_secs(10),
             clock: None,
             environment: Arc::new(OperatingSystem),
@@ -111,6 +113,12 @@ impl RedisStoreBuilder {
     /// can go unnoticed for this long.
     pub fn deny_cache_for(self, max_age: Duration) -> Self {
         Self { deny_cache_for: max_age, ..self }
+    }
+
+    /// Sets whether the deny cache also answers charges with [`Excess::Count`](pacegate::Excess::Count). These denials
+    /// are then not counted. Default: false, so that every such denial reaches the server.
+    pub fn cache_counted_denials(self, cache_counted: bool) -> Self {
+        Self { cache_counted, ..self }
     }
 
     /// Sets how long the answer of a request with an id is stored. Default: 10 s. Maximum: one year. Up to four more
@@ -165,7 +173,12 @@ impl RedisStoreBuilder {
             names: Names::new(&self.prefix, &self.secret.0),
             deadline: self.deadline.min(MAX_DURATION),
             once: self.once.min(MAX_DURATION),
-            deny_cache: DenyCache::new(self.deny_cache, self.deny_cache_for, time.clone()),
+            deny_cache: DenyCache::new(
+                self.deny_cache,
+                self.deny_cache_for,
+                self.cache_counted,
+                time.clone(),
+            ),
             time: time.clone(),
             environment: self.environment,
             totals: Totals::default(),

@@ -27,11 +27,15 @@ struct Progress {
 }
 
 impl Inner {
+    /// Opens the reservation in each part, if there is one. If a later part denies, its units are returned, and the parts
+    /// of the reservation expire.
+    ///
     /// Runs as a separate task, so that units are returned even if the caller stops waiting. Once one part was denied,
     /// the request is denied, even if the outcomes of other parts do not arrive in time.
     pub(super) async fn charge_compensating(
         self: Arc<Self>,
         charges: CellCharges,
+        reservation: Option<(u128, Duration)>,
     ) -> Result<Vec<Outcome>, StoreError> {
         let (deadline, runtime) = (self.common.deadline, self.runtime());
         // Dropped when the caller has the answer or stops waiting.
@@ -39,7 +43,8 @@ impl Inner {
         // Unknown outcomes of a denied request report nothing left.
         let outcomes = vec![Outcome::admitted(0, Duration::ZERO); charges.len()];
         let progress = Arc::new(Mutex::new(Progress { outcomes, denied: false }));
-        let charging = runtime.spawn(self.charge_parts(charges, progress.clone(), caller));
+        let charging = self.charge_parts((charges, reservation), progress.clone(), caller);
+        let charging = runtime.spawn(charging);
         let failed = match timeout(deadline, charging).await {
             Ok(Ok(Ok(()))) => return Ok(progress.lock().outcomes.clone()),
             Ok(Ok(Err(error))) => return Err(error),
@@ -52,7 +57,7 @@ impl Inner {
 
     async fn charge_parts(
         self: Arc<Self>,
-        charges: CellCharges,
+        (charges, reservation): (CellCharges, Option<(u128, Duration)>),
         progress: Arc<Mutex<Progress>>,
         caller: oneshot::Sender<()>,
     ) -> Result<(), StoreError> {
@@ -62,7 +67,7 @@ impl Inner {
         for part in parts.by_ref() {
             let answered = match caller.is_closed() {
                 true => Err(StoreError::TimedOut),
-                false => self.charge_cells(select(&charges, &part), 1, None).await,
+                false => self.charge_cells(select(&charges, &part), 1, reservation).await,
             };
             let answer = match answered {
                 Ok(answer) => answer,
@@ -183,13 +188,13 @@ fn may_have_run(error: &StoreError) -> bool {
     matches!(error, TimedOut | Interrupted(_) | Failed(_))
 }
 
-fn select(charges: &[CellCharge], part: &[usize]) -> CellCharges {
+pub(super) fn select(charges: &[CellCharge], part: &[usize]) -> CellCharges {
     part.iter().map(|&place| charges[place]).collect()
 }
 
 /// Groups charges by slot. No part has one cell under different limits, because a batch decides a cell by one limit.
 /// Parts without enforced charges come last.
-fn parts(charges: &[CellCharge]) -> Vec<Vec<usize>> {
+pub(super) fn parts(charges: &[CellCharge]) -> Vec<Vec<usize>> {
     let mut parts: Vec<(u16, Vec<usize>)> = Vec::new();
     for (place, charge) in charges.iter().enumerate() {
         let slot = charge.cell.slot();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pacegate::{
-    Algorithm, Charge, KeyRef, Limit, Policy, PolicySet, Request, SharedLimiter, Source, Store,
-    Timestamp,
+    Algorithm, Charge, Counter, Excess, KeyRef, Limit, Policy, PolicySet, Request, SharedLimiter,
+    Source, Store, Timestamp,
     algorithm::{Origin, Outcome},
     policy::Lease,
 };
@@ -66,6 +66,35 @@ fn resets_use_the_servers_clock() {
     assert_eq!(reset("9/minute sliding-log", None, Source::Store), minute + 250_000);
     assert_eq!(reset("9/minute sliding-log", None, Source::DenyCache), minute + 250_000);
     assert_eq!(reset("1/minute token-bucket", None, Source::DenyCache), minute + 250_000);
+}
+
+/// envoyproxy/ratelimit counts the hits that exceed a limit, but with its local cache not those after them.
+#[test]
+fn counted_denials_are_cached_only_if_the_store_is_told_to() {
+    let server = Server::start(Flavor::Redis);
+    let answers = [false, true].map(|is_cached| {
+        let prefix = format!("{is_cached}:");
+        let timed = Timed::new(&server.url(), |builder| {
+            builder.prefix(prefix).cache_counted_denials(is_cached)
+        });
+        timed.set_time(Timestamp::from_secs(1_767_225_660));
+        let charge = |limit, cost| {
+            let charge = Charge::new("hits".parse().unwrap(), KeyRef::new(b"key"), limit);
+            charge.counter(Counter::Policy).cost(cost).excess(Excess::Count)
+        };
+        let ask = |limit, cost| timed.block_on(one(&timed.store, charge(limit, cost)));
+        let outcomes = [8, 4, 1, 500, 0, 2].map(|cost| ask(Limit::per_hour(10), cost));
+        let raised = ask(Limit::per_hour(1_000), 1);
+        assert!(raised.is_admitted(), "a raised limit takes effect");
+        let used = 1_000 - raised.remaining() - 1;
+        assert_eq!(used, if is_cached { 8 + 4 } else { 8 + 4 + 1 + 500 + 2 });
+        let origins = outcomes.map(|outcome| outcome.origin() == Origin::DenyCache);
+        assert_eq!(origins, [false, false, is_cached, is_cached, false, is_cached]);
+        let debt = charge(Limit::per_hour(10), 1).excess(Excess::Debt { max: 10_000 });
+        assert_eq!(timed.block_on(one(&timed.store, debt)).origin(), Origin::Store);
+        outcomes.map(|it| (it.is_admitted(), it.remaining(), it.retry_after(), it.reset_after()))
+    });
+    assert_eq!(answers[0], answers[1]);
 }
 
 /// Charges one store until its deny cache answers, and then at once the other, which asks the server.

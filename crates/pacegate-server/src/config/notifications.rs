@@ -42,7 +42,7 @@ pub(crate) struct WebhookSection {
     #[schemars(example = &"WEBHOOK_SECRET")]
     secret_env: Option<At<String>>,
 
-    /// A PEM file with the certificate authority of the receiver. Default: those that the system trusts.
+    /// A PEM file with the certificate authority of the receiver. Default: the authorities of the system.
     authority: Option<At<String>>,
 
     /// Time for one attempt. From 10ms to 1m.

@@ -170,8 +170,15 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             merge_domains: self.switch("MERGE_DOMAIN_CONFIG")?,
             quota_mode: self.switch("QUOTA_MODE")?,
             dynamic_metadata: self.switch("RESPONSE_DYNAMIC_METADATA")?,
+            cache_denials: self.cache_bytes()? > 0,
             response_headers: headers.transpose()?,
         })
+    }
+
+    fn cache_bytes(&self) -> Result<u64> {
+        let name = "LOCAL_CACHE_SIZE_IN_BYTES";
+        let problem = "is invalid: expected a number of bytes; 0 turns the cache off";
+        self.text_or_default(name).parse().map_err(|_| EnvironmentError::new(name, problem))
     }
 
     fn logging(&self) -> Result<Logging> {
@@ -324,6 +331,7 @@ mod tests {
             ("CACHE_KEY_PREFIX", "rl:"),
             ("REDIS_POOL_SIZE", "9"),
             ("REDIS_TIMEOUT", "2s"),
+            ("LOCAL_CACHE_SIZE_IN_BYTES", "1000"),
             ("RESPONSE_DYNAMIC_METADATA", "true"),
         ])
         .unwrap();
@@ -350,7 +358,7 @@ mod tests {
         let StoreSettings::Redis { url, prefix, deadline } = settings.store else { panic!() };
         assert_eq!((&*url, &*prefix), ("redis://redis:6379", "rl:"));
         assert_eq!(deadline, std::time::Duration::from_secs(2));
-        assert!(settings.envoy.dynamic_metadata);
+        assert!(settings.envoy.dynamic_metadata && settings.envoy.cache_denials);
     }
 
     #[test]
@@ -480,6 +488,15 @@ mod tests {
             secret.starts_with("REDIS_URL and the variables beside it are not a valid address: ")
         );
         assert!(!secret.contains("hidden"), "{secret}");
+    }
+
+    #[test]
+    fn the_size_of_the_local_cache_is_a_number() {
+        let name = "LOCAL_CACHE_SIZE_IN_BYTES";
+        let problem = problem(&[(name, "1 MB")]);
+        let expected = "is invalid: expected a number of bytes; 0 turns the cache off";
+        assert_eq!(problem, format!("{name} {expected}"));
+        assert!(!deployed(&[(name, "0")]).unwrap().options.cache_denials);
     }
 
     #[test]

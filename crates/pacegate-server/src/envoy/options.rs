@@ -19,6 +19,11 @@ pub(crate) struct EnvoyOptions {
     /// (`RESPONSE_DYNAMIC_METADATA`).
     pub(crate) dynamic_metadata: bool,
 
+    /// Answers denials of rules from the deny cache, without counting their hits on Redis
+    /// (`LOCAL_CACHE_SIZE_IN_BYTES` above 0). Otherwise every denied hit is counted. A change takes effect after a
+    /// restart.
+    pub(crate) cache_denials: bool,
+
     /// Headers that Envoy adds to its responses (`LIMIT_RESPONSE_HEADERS_ENABLED`). `{}` for the default names.
     #[schemars(with = "HeaderNames")]
     pub(crate) response_headers: Option<HeaderNames>,

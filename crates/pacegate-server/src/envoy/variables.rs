@@ -123,6 +123,11 @@ const VARIABLES: &[Variable] = &[
     variable("REDIS_TLS_CLIENT_KEY", "", "PEM file"),
     variable("REDIS_TIMEOUT", "100ms", "deadline of a call to Redis; theirs: 10s; `0`: 10s"),
     variable("CACHE_KEY_PREFIX", "pg:", "prefix of key names"),
+    variable(
+        "LOCAL_CACHE_SIZE_IN_BYTES",
+        "0",
+        "above 0: cached denials do not reach Redis and are not counted; the size itself has no effect",
+    ),
     variable("SHADOW_MODE", "false", "every request is allowed"),
     variable("QUOTA_MODE", "false", "every rule is in quota mode"),
     variable("RESPONSE_DYNAMIC_METADATA", "false", "`dynamic_metadata` in responses"),
@@ -145,12 +150,11 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("REDIS_POOL_SIZE", "requests share connections"),
     ("REDIS_PIPELINE_WINDOW", "requests are batched automatically"),
     ("REDIS_PIPELINE_LIMIT", "requests are batched automatically"),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", "all servers of a cluster are called at once"),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", "requests share connections"),
+    ("REDIS_STARTUP_MAX_ELAPSED_TIME", "the server starts without Redis, and connects to it later"),
     ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "failure modes apply while the store is unreachable"),
     ("EXPIRATION_JITTER_MAX_SECONDS", "counters expire with their window"),
-    (
-        "LOCAL_CACHE_SIZE_IN_BYTES",
-        "denied hits are counted on Redis; denials are cached with `PACEGATE_DESCRIPTORS=together`",
-    ),
     (
         "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
         "set `PACEGATE_DESCRIPTORS=together`, under which a denied request consumes nothing",
@@ -160,7 +164,9 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("XDS_CLIENT_BACKOFF_JITTER", "delays are always random, from half to the whole"),
     ("USE_DOG_STATSD_MOGRIFIERS", "names of counters do not change"),
     ("PROMETHEUS_MAPPER_YAML", "names and labels are those of the default mapping"),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "response times are in seconds"),
     ("GRPC_MAX_CONNECTION_AGE", "connections have no maximum age"),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", "connections have no maximum age"),
     ("TRACING_ENABLED", "set OTEL_EXPORTER_OTLP_ENDPOINT to send traces"),
     ("GRPC_CLIENT_TLS_SAN", "every certificate of the client CA is accepted"),
 ];

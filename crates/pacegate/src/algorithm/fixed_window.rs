@@ -47,6 +47,18 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     Window { used, has_debt: window.has_debt && used > limit.amount(), ..window }.state(limit)
 }
 
+/// Returns units that were charged at `charged_at`, unless that window is over.
+pub(super) fn return_units(
+    limit: &Limit,
+    state: State,
+    now: u64,
+    charged_at: u64,
+    units: u64,
+) -> State {
+    let is_over = charged_at < Window::at(limit, state, now).start;
+    if is_over { state } else { refund(limit, state, now, units) }
+}
+
 /// Returns the used units before a charge with this excess. Debt does not include excess that was only counted, or that
 /// is from a higher limit.
 pub(super) fn used(limit: &Limit, state: State, now: u64, excess: Excess) -> u64 {

@@ -108,6 +108,19 @@ impl Log {
         self.entries.retain(|entry| entry.cost > 0);
     }
 
+    /// Returns up to `units` that were charged at `charged_at`.
+    pub(crate) fn return_units(&mut self, charged_at: u64, units: u64) {
+        let entry = self.entries.binary_search_by_key(&charged_at, |entry| entry.at);
+        if let Ok(place) = entry
+            && self.entries[place].id == 0
+        {
+            self.entries[place].cost = self.entries[place].cost.saturating_sub(units);
+            if self.entries[place].cost == 0 {
+                self.entries.remove(place);
+            }
+        }
+    }
+
     /// Returns the permit `id`. Returning one that is gone changes nothing.
     pub(crate) fn release(&mut self, id: u128) {
         self.entries.retain(|entry| entry.id != id);

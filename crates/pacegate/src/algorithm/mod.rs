@@ -204,6 +204,27 @@ pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> St
     }
 }
 
+/// Returns up to `units` of an earlier charge to where they were charged, as far as they still count, and no more than
+/// are used. `charged` is the state just after that charge; only of a bucket, its payload matters.
+pub(crate) fn return_units(
+    limit: &Limit,
+    mut state: State,
+    now: u64,
+    charged: State,
+    units: u64,
+) -> State {
+    if state.at().as_micros() > now {
+        rebase(limit, &mut state, now);
+    }
+    let at = charged.at().as_micros();
+    match limit.algorithm() {
+        Algorithm::FixedWindow => fixed_window::return_units(limit, state, now, at, units),
+        Algorithm::SlidingWindow => sliding_window::return_units(limit, state, now, at, units),
+        Algorithm::TokenBucket => token_bucket::return_units(limit, state, now, charged, units),
+        _ => state,
+    }
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use std::time::Duration;

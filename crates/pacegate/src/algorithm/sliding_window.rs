@@ -48,6 +48,23 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     next.state(limit)
 }
 
+/// Returns units to the window in which they were charged, unless it no longer counts.
+pub(super) fn return_units(
+    limit: &Limit,
+    state: State,
+    now: u64,
+    charged_at: u64,
+    units: u64,
+) -> State {
+    let mut windows = Windows::at(limit, state, now);
+    if charged_at >= windows.start {
+        windows.current = windows.current.saturating_sub(units);
+    } else if charged_at + limit.period_micros() >= windows.start {
+        windows.previous = windows.previous.saturating_sub(units);
+    }
+    windows.state(limit)
+}
+
 /// Returns the used units, rounded up.
 pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
     let windows = Windows::at(limit, state, now);

@@ -38,6 +38,22 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
+/// Returns tokens of an earlier charge that are still missing. Tokens are refilled in the order in which they were taken,
+/// so those of the charge are the last of its debt.
+pub(super) fn return_units(
+    limit: &Limit,
+    state: State,
+    now: u64,
+    mut charged: State,
+    tokens: u64,
+) -> State {
+    if charged.at().as_micros() > now {
+        charged = charged.moved_to(Timestamp::from_micros(now));
+    }
+    let missing = divide(debt_at(limit, charged, now), limit.period_micros());
+    refund(limit, state, now, tokens.min(missing))
+}
+
 /// Returns the tokens missing from a full bucket, rounded up.
 pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
     let token = u128::from(limit.period_micros());

@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 use super::{
     combine::decide,
     evaluator::Evaluator,
-    resolve::{BoundLimit, Resolved, ResolvedCharge},
+    resolve::{BoundLimit, ResolvedCharge},
 };
 use crate::{
     Charge, CheckError, CostError, Decision, Key, KeyRef,
@@ -92,8 +92,7 @@ impl Evaluator {
     /// Decides one explicit charge.
     pub(super) fn check_charge(&self, charge: &Charge<'_>) -> Result<Decision, CostError> {
         let limit = self.bind_one(charge);
-        let charges = [ResolvedCharge::of_charge(&limit, charge)].into_iter().collect();
-        Ok(self.check(&Resolved::new(charges, false)?))
+        self.check_charges(&[ResolvedCharge::of_charge(&limit, charge)])
     }
 
     /// Decides up to [`BATCH`] charges independently, and passes each decision to `push` in order.

@@ -188,7 +188,11 @@ impl<'a, L> Charges<'a, L> {
         Self { shared, handle: PhantomData }
     }
 
-    fn evaluator(self) -> &'a Evaluator {
+    pub(super) fn shared(self) -> &'a SharedLimiter {
+        self.shared
+    }
+
+    pub(super) fn evaluator(self) -> &'a Evaluator {
         &self.shared.evaluator
     }
 

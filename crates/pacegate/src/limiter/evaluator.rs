@@ -3,6 +3,7 @@
 
 use std::{ops::Range, slice, sync::Arc};
 
+use arrayvec::ArrayVec;
 use smallvec::SmallVec;
 
 use super::{
@@ -20,7 +21,7 @@ use crate::{
     store::{
         Update,
         memory::{
-            Slot,
+            FEW, Slot,
             identity::{Identity, KeyHash},
         },
     },
@@ -169,11 +170,13 @@ impl Evaluator {
         cost: u64,
         permit: u128,
     ) -> ResolvedCharges<'a> {
-        let limits = plan.iter().flat_map(|matched| {
-            let limits = &self.limits[matched.entries.clone()];
-            limits.iter().map(|limit| (limit, matched.key.as_ref()))
-        });
-        limits.map(|(limit, key)| ResolvedCharge::new(limit, key, cost, permit)).collect()
+        let mut charges = ResolvedCharges::new();
+        for matched in plan {
+            for limit in &self.limits[matched.entries.clone()] {
+                charges.push(ResolvedCharge::new(limit, matched.key.as_ref(), cost, permit));
+            }
+        }
+        charges
     }
 
     /// Calls `then` with the charges of a request that is only a key.
@@ -307,22 +310,55 @@ impl Evaluator {
             single.check_cost(cost, single.excess)?;
             return Ok(self.check_single(single, key, cost));
         }
-        self.with_key(key, cost, 0, |charges| Ok(self.check(&Resolved::new(charges, false)?)))
+        if let Some(direct) = &self.direct
+            && direct.len() <= FEW
+        {
+            let mut charges = ArrayVec::<_, FEW>::new();
+            for limit in &self.limits[direct.clone()] {
+                charges.push(ResolvedCharge::new(limit, key, cost, 0));
+            }
+            return self.check_charges(&charges);
+        }
+        self.with_key(key, cost, 0, |charges| self.check_charges(&charges))
     }
 
-    /// Charges memory, all or nothing. Records nothing.
-    pub(super) fn evaluate(&self, resolved: &Resolved<'_>) -> Evaluation {
+    /// Charges a request in which no two charges share a counter.
+    pub(super) fn check_charges(
+        &self,
+        charges: &[ResolvedCharge<'_>],
+    ) -> Result<Decision, CostError> {
+        let is_simple = charges.len() <= FEW && self.thresholds.is_none();
+        if !is_simple || charges.iter().any(|charge| !charge.limit.enforced) {
+            let charges = charges.iter().copied().collect();
+            return Ok(self.check(&Resolved::new(charges, false)?));
+        }
+        charges.iter().try_for_each(ResolvedCharge::check_cost)?;
+        Ok(self.check_few(charges))
+    }
+
+    /// [`Evaluator::check`] for up to [`FEW`] enforced charges, none of which has to be merged with another.
+    fn check_few(&self, charges: &[ResolvedCharge<'_>]) -> Decision {
+        let (mut slots, mut outcomes) = (ArrayVec::<Slot<'_>, FEW>::new(), ArrayVec::new());
         let mut last: Option<(KeyRef<'_>, KeyHash)> = None;
-        let slots = resolved.sent().iter().map(|charge| {
+        for charge in charges {
             // Most limits of a request count by the same key.
             let hash = match last {
                 Some((key, hash)) if key.is_same(charge.key) => hash,
                 _ => self.memory.hash(charge.key),
             };
             last = Some((charge.key, hash));
-            charge.slot(hash)
-        });
-        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
+            slots.push(charge.slot(hash));
+        }
+        let now = self.memory.charge_few(&slots, &mut outcomes);
+        let decision = combine(charges, &outcomes, false);
+        self.record_outcomes(charges, &outcomes, &decision, now);
+        decision
+    }
+
+    /// Charges memory, all or nothing. Records nothing.
+    pub(super) fn evaluate(&self, resolved: &Resolved<'_>) -> Evaluation {
+        let slots: SmallVec<[Slot<'_>; 4]> =
+            resolved.sent().iter().map(|charge| self.slot(charge)).collect();
         let (outcomes, now) = self.memory.charge_all(&slots);
         self.conclude(resolved, outcomes, now, false)
     }
@@ -366,16 +402,25 @@ impl Evaluator {
     /// Records a request: one event for each policy and key, whose charges are adjacent. Reports thresholds.
     pub(super) fn record(&self, all: &[ResolvedCharge<'_>], evaluation: &Evaluation) {
         let Evaluation { decision, outcomes, now } = evaluation;
-        let mut outcomes = &**outcomes;
-        for charges in all
-            .chunk_by(|one, other| (one.limit.policy, one.key) == (other.limit.policy, other.key))
-        {
-            let (own, rest) = outcomes.split_at(charges.len());
-            outcomes = rest;
-            self.record_policy(charges, own, decision, *now);
-        }
+        self.record_outcomes(all, outcomes, decision, *now);
         if let Some(watch) = &self.thresholds {
             self.report_thresholds(watch, all, evaluation);
+        }
+    }
+
+    /// [`Evaluator::record`] without thresholds.
+    #[inline]
+    fn record_outcomes(
+        &self,
+        charges: &[ResolvedCharge<'_>],
+        mut outcomes: &[Outcome],
+        decision: &Decision,
+        now: u64,
+    ) {
+        for charges in charges.chunk_by(|one, other| one.has_same_policy_and_key(other)) {
+            let (own, rest) = outcomes.split_at(charges.len());
+            outcomes = rest;
+            self.record_policy(charges, own, decision, now);
         }
     }
 

@@ -1,5 +1,7 @@
 //! Decides by failure modes, if the store does not answer.
 
+use std::{convert::Infallible, time::Duration};
+
 use smallvec::SmallVec;
 
 use super::{
@@ -7,7 +9,7 @@ use super::{
     resolve::{Resolved, ResolvedCharge},
 };
 use crate::{
-    Excess, Limit,
+    Excess, Limit, Outcomes, StoreError,
     algorithm::{NEVER, Outcome},
     policy::FailureMode,
     store::memory::Slot,
@@ -16,6 +18,26 @@ use crate::{
 impl Evaluator {
     /// Decides a request by the failure modes of its limits, all or nothing. Records nothing.
     pub(super) fn evaluate_fallback(&self, resolved: &Resolved<'_>) -> Evaluation {
+        let charge = |slots: &[Slot<'_>]| Ok::<_, Infallible>(self.memory.charge_all(slots));
+        let Ok(evaluation) = self.fall_back(resolved, charge);
+        evaluation
+    }
+
+    /// Reserves by the failure modes of the limits, in memory. Debt is at most one share.
+    pub(super) fn reserve_fallback(
+        &self,
+        resolved: &Resolved<'_>,
+        reservation: (u128, Duration),
+    ) -> Result<Evaluation, StoreError> {
+        self.fall_back(resolved, |slots| self.memory.reserve_slots(slots, |_| None, reservation))
+    }
+
+    /// Decides a request by failure modes. `charge` charges those limits that are counted in memory, all or nothing.
+    fn fall_back<E>(
+        &self,
+        resolved: &Resolved<'_>,
+        charge: impl FnOnce(&[Slot<'_>]) -> Result<(Outcomes, u64), E>,
+    ) -> Result<Evaluation, E> {
         let sent = resolved.sent();
         let shares: SmallVec<[Option<Limit>; 4]> = sent.iter().map(local_share).collect();
         let counted = sent.iter().zip(&shares).filter_map(|(charge, share)| {
@@ -23,13 +45,13 @@ impl Evaluator {
             Some(Slot { limit, excess: local_excess(slot.excess, limit), ..slot })
         });
         let counted: SmallVec<[Slot<'_>; 4]> = counted.collect();
-        let (charged, now) = self.memory.charge_all(&counted);
+        let (charged, now) = charge(&counted)?;
         let mut charged = charged.iter();
         let outcomes = sent.iter().zip(&shares).map(|(charge, share)| {
             let charged = share.and_then(|_| charged.next());
             outcome(&charge.limit.limit, charged.copied())
         });
-        self.conclude(resolved, outcomes.collect(), now, true)
+        Ok(self.conclude(resolved, outcomes.collect(), now, true))
     }
 }
 

@@ -14,6 +14,8 @@ mod join;
 mod merge;
 mod permit;
 mod permit_id;
+mod reservation;
+mod reservation_id;
 mod resolve;
 mod shared;
 mod thresholds;
@@ -38,15 +40,13 @@ pub use permit::{Admission, Permit, SharedPermit};
 pub(crate) use permit_id::new_permit_id;
 #[cfg(feature = "simulation")]
 pub use permit_id::seed_permit_ids;
+pub use reservation::{Reservation, Reserved, SharedReservation};
+pub use reservation_id::{ReservationId, ReservationIdError};
 pub use shared::{CheckError, SharedLimiter};
 pub use thresholds::ThresholdEvent;
 pub use wait::{Wait, WaitError};
 
-use self::{
-    evaluator::Evaluator,
-    resolve::{Resolved, spent},
-    wait_queue::WaitQueue,
-};
+use self::{evaluator::Evaluator, resolve::spent, wait_queue::WaitQueue};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
@@ -75,6 +75,7 @@ use self::{
 /// | [`check_request`](Self::check_request) | decide by policies that match attributes of the request |
 /// | [`check_with`](Self::check_with) | decide by a limit that is known only at the call, such as that of a plan |
 /// | [`until_ready`](Self::until_ready) | wait for units instead of being denied |
+/// | [`reserve`](Self::reserve) | charge an estimate, and settle it once the real cost is known |
 /// | [`acquire`](Self::acquire) | limit the work that runs at the same time |
 /// | [`peek`](Self::peek), [`refund`](Self::refund), [`reset`](Self::reset) | read or correct a counter |
 /// | [`charges`](Self::charges) | build the charges yourself, as servers and middleware do |
@@ -312,7 +313,7 @@ impl Limiter {
         if request.is_spent() && cost > 0 {
             charges = spent(charges);
         }
-        Ok(evaluator.check(&Resolved::new(charges, false)?))
+        evaluator.check_charges(&charges)
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.

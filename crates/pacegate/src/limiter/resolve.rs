@@ -104,6 +104,14 @@ impl<'a> ResolvedCharge<'a> {
         Self { limit, key, cost, permit, excess: limit.excess, tag: Some(tag) }
     }
 
+    /// Returns `true` if both are recorded as one event.
+    #[inline]
+    pub(super) fn has_same_policy_and_key(&self, other: &Self) -> bool {
+        let (one, two) = (self.limit.policy, other.limit.policy);
+        (std::ptr::eq(one.as_str(), two.as_str()) || one == two)
+            && (self.key.is_same(other.key) || self.key == other.key)
+    }
+
     /// Returns the charge for the store in memory, with the hash of its key.
     #[inline]
     pub(super) fn slot(&self, hash: KeyHash) -> Slot<'a> {

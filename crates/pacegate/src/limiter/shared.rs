@@ -454,12 +454,7 @@ impl SharedLimiter {
         resolved: &Resolved<'_>,
         answer: Result<Outcomes, StoreError>,
     ) -> Result<Evaluation, StoreError> {
-        let expected = resolved.sent().len();
-        let answer = answer.and_then(|outcomes| match outcomes.len() {
-            count if count == expected => Ok(outcomes),
-            count => Err(StoreError::Failed(format!("{count} outcomes for {expected} charges"))),
-        });
-        match self.evaluator.record_failure(answer) {
+        match self.evaluator.record_failure(complete(answer, resolved.sent().len())) {
             Ok(outcomes) => {
                 let now = self.evaluator.memory.now();
                 Ok(self.evaluator.conclude(resolved, outcomes, now, false))
@@ -540,6 +535,17 @@ impl SharedLimiter {
         }
         result
     }
+}
+
+/// Returns an error if the store did not return one outcome for each charge.
+pub(super) fn complete(
+    answer: Result<Outcomes, StoreError>,
+    expected: usize,
+) -> Result<Outcomes, StoreError> {
+    answer.and_then(|outcomes| match outcomes.len() {
+        count if count == expected => Ok(outcomes),
+        count => Err(StoreError::Failed(format!("{count} outcomes for {expected} charges"))),
+    })
 }
 
 fn new_permit_if(needed: bool) -> u128 {

@@ -60,7 +60,7 @@ pub(super) type OnThreshold = Box<dyn Fn(ThresholdEvent) + Send + Sync>;
 /// Reports each event once, to the function of the program.
 pub(super) struct ThresholdReporter {
     on_threshold: OnThreshold,
-    /// Where several processes agree on the one that reports an event. `None`: nothing is shared.
+    /// Grants an event to one of several processes. `None`: the counters are not shared.
     store: Option<Arc<dyn Store>>,
     /// Identifies this process in claims.
     owner: u128,
@@ -184,7 +184,7 @@ impl Drop for PendingEvent {
 }
 
 impl ThresholdWatch {
-    /// Returns `None` if there is no receiver, or if no policy has thresholds.
+    /// Creates a watch. `None` without a receiver, or without a policy that has thresholds.
     pub(super) fn new(
         policies: &PolicySet,
         reporter: Option<&Arc<ThresholdReporter>>,

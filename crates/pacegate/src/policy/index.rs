@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
-use super::{Condition, Paths, Policy, view::View};
+use super::{Condition, Missing, Paths, Policy, view::View};
 use crate::Request;
 
 /// An index of the policies of one domain. A policy is found by an attribute value or path prefix that a request must
@@ -16,7 +16,16 @@ pub(super) struct DomainIndex {
     /// By attribute and path prefix: the part of the value before a `/`, or the whole value.
     prefixes: Vec<(Attribute, Places)>,
     /// Policies without such a value or prefix: candidates for every request.
-    rest: Vec<usize>,
+    rest: Vec<Candidate>,
+}
+
+/// A policy that may cover a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    /// The index of the policy.
+    pub(super) place: usize,
+    /// `true` if it covers the request: the index has compared its only condition.
+    pub(super) is_sure: bool,
 }
 
 /// An attribute and the path form in which it is compared.
@@ -31,13 +40,15 @@ pub(super) struct IndexKey {
     is_prefix: bool,
     attribute: Attribute,
     texts: Vec<Vec<u8>>,
+    /// `true` if the policy covers every request with one of these values.
+    is_sure: bool,
 }
 
 /// The number of policies of a domain that each index key would find.
 pub(super) struct Selectivity<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usize>>);
 
-/// The indexes of the policies for each value or prefix. Clients choose the values to look up, but add none.
-type Places = HashMap<Vec<u8>, Vec<usize>, foldhash::fast::RandomState>;
+/// The policies for each value or prefix. Clients choose the values to look up, but add none.
+type Places = HashMap<Vec<u8>, Vec<Candidate>, foldhash::fast::RandomState>;
 
 impl IndexKey {
     /// Returns all possible index keys of a policy, values before prefixes.
@@ -47,12 +58,17 @@ impl IndexKey {
             values.sort_unstable();
             values.dedup();
             let texts = values.into_iter().map(String::into_bytes).collect();
-            Some(Self { is_prefix: false, attribute: Attribute::of(policy, attribute), texts })
+            let is_sure = matches!(condition, Condition::OneOf(_))
+                && policy.matching.conditions().count() == 1
+                && policy.missing != Missing::Skip;
+            let attribute = Attribute::of(policy, attribute);
+            Some(Self { is_prefix: false, attribute, texts, is_sure })
         });
         let by_prefix = policy.matching.conditions().filter_map(|(attribute, condition)| {
             let Condition::Glob(glob) = condition else { return None };
             let texts = vec![glob.literal_prefix()?];
-            Some(Self { is_prefix: true, attribute: Attribute::of(policy, attribute), texts })
+            let attribute = Attribute::of(policy, attribute);
+            Some(Self { is_prefix: true, attribute, texts, is_sure: false })
         });
         by_value.chain(by_prefix)
     }
@@ -69,7 +85,7 @@ impl<'a> Selectivity<'a> {
     pub(super) fn of(policies: &'a [Policy]) -> Self {
         let mut selectivity: HashMap<_, HashMap<Vec<u8>, usize>> = HashMap::new();
         for policy in policies {
-            for IndexKey { is_prefix, attribute, texts } in IndexKey::all(policy) {
+            for IndexKey { is_prefix, attribute, texts, .. } in IndexKey::all(policy) {
                 let by_text =
                     selectivity.entry((&*policy.domain, is_prefix, attribute)).or_default();
                 for text in texts {
@@ -94,22 +110,23 @@ impl<'a> Selectivity<'a> {
 impl DomainIndex {
     /// Adds a policy to the index.
     pub(super) fn file(&mut self, place: usize, key: Option<IndexKey>) {
-        let Some(IndexKey { is_prefix, attribute, texts }) = key else {
-            self.rest.push(place);
+        let Some(IndexKey { is_prefix, attribute, texts, is_sure }) = key else {
+            self.rest.push(Candidate { place, is_sure: false });
             return;
         };
         let index = if is_prefix { &mut self.prefixes } else { &mut self.values };
         for text in texts {
-            insert(index, &attribute, text, place);
+            insert(index, &attribute, text, Candidate { place, is_sure });
         }
     }
 
-    /// Returns the indexes of the policies that may cover a request, each once and in any order.
-    pub(super) fn candidates(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
+    /// Returns the policies that may cover a request, each once and in any order.
+    pub(super) fn candidates(&self, view: &View<'_, '_>) -> SmallVec<[Candidate; 8]> {
         let mut found = SmallVec::from_slice(&self.rest);
         for (Attribute { name, paths }, by_value) in &self.values {
-            let places = view.value(name, *paths).and_then(|value| by_value.get(value));
-            found.extend(places.into_iter().flatten().copied());
+            if let Some(places) = view.value(name, *paths).and_then(|value| by_value.get(value)) {
+                found.extend_from_slice(places);
+            }
         }
         for (Attribute { name, paths }, by_prefix) in &self.prefixes {
             let Some(value) = view.value(name, *paths) else { continue };
@@ -118,8 +135,9 @@ impl DomainIndex {
             let ends = slashes.map(|(slash, _)| slash);
             let whole = Some(value.len()).filter(|length| *length <= MAX_PREFIX);
             for end in ends.chain(whole) {
-                let places = by_prefix.get(&value[..end]);
-                found.extend(places.into_iter().flatten().copied());
+                if let Some(places) = by_prefix.get(&value[..end]) {
+                    found.extend_from_slice(places);
+                }
             }
         }
         found
@@ -133,11 +151,11 @@ fn insert(
     index: &mut Vec<(Attribute, Places)>,
     attribute: &Attribute,
     value: Vec<u8>,
-    place: usize,
+    candidate: Candidate,
 ) {
     let known = index.iter().position(|(other, _)| other == attribute).unwrap_or_else(|| {
         index.push((attribute.clone(), Places::default()));
         index.len() - 1
     });
-    index[known].1.entry(value).or_default().push(place);
+    index[known].1.entry(value).or_default().push(candidate);
 }

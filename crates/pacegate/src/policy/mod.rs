@@ -115,7 +115,7 @@ pub struct Policy {
     /// The parts of each limit at which a key is reported. See [`Policy::notify`].
     pub notify: Vec<Threshold>,
     /// The first invalid argument of [`Policy::new`], reported by [`PolicySet::new`].
-    invalid: Option<PolicyError>,
+    invalid: Option<Box<PolicyError>>,
 }
 
 /// Replacement limits for some requests of a policy.
@@ -224,7 +224,8 @@ impl Policy {
             Ok(name) => (name, None),
             Err(error) => (PolicyName::DEFAULT, Some(PolicyError::InvalidName(error.into()))),
         };
-        let mut valid = Vec::new();
+        let limits = limits.into_iter();
+        let mut valid = Vec::with_capacity(limits.size_hint().0);
         for limit in limits {
             match limit.try_into() {
                 Ok(limit) => valid.push(limit),
@@ -251,7 +252,7 @@ impl Policy {
             tag: Tag::default(),
             lease: None,
             notify: Vec::new(),
-            invalid,
+            invalid: invalid.map(Box::new),
         }
     }
 
@@ -423,7 +424,7 @@ impl Policy {
                 Ok(threshold) => self.notify.push(threshold),
                 Err(error) => {
                     let invalid = PolicyError::InvalidThreshold { policy: self.name, error };
-                    self.invalid = self.invalid.or(Some(invalid));
+                    self.invalid = self.invalid.or(Some(Box::new(invalid)));
                 }
             }
         }

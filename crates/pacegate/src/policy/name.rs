@@ -21,6 +21,9 @@ use crate::limit::{INLINE_NAME, check_name};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PolicyName(&'static str);
 
+/// Every name that was parsed.
+static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+
 impl PolicyName {
     /// The name of the policy of a limiter that was built from limits instead of policies, as by
     /// [`Limiter::memory`](crate::Limiter::memory).
@@ -30,6 +33,12 @@ impl PolicyName {
     ///
     /// It is reserved: [`PolicySet::new`](super::PolicySet::new) rejects a policy with this name.
     pub const INLINE: Self = Self(INLINE_NAME);
+
+    /// Returns a name that this process already uses, without storing a new one: for names from clients.
+    pub(crate) fn known(name: &str) -> Option<Self> {
+        let constant = [Self::DEFAULT, Self::INLINE].into_iter().find(|it| it.0 == name);
+        constant.or_else(|| NAMES.lock().as_ref()?.get(name).copied().map(Self))
+    }
 
     /// Returns the name as text, which lives as long as the process.
     #[inline]
@@ -65,7 +74,6 @@ impl TryFrom<String> for PolicyName {
 
 /// Returns the only copy of a name in this process, which is never freed.
 fn intern(name: &str) -> &'static str {
-    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     let mut names = NAMES.lock();
     let names = names.get_or_insert_default();
     if let Some(known) = names.get(name) {

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{
     FailureMode, Lease, Match, Mode, Override, Policy, PolicyName, PolicyNameError, ThresholdError,
-    index::{DomainIndex, Selectivity},
+    index::{Candidate, DomainIndex, Selectivity},
     view::{Forms, View},
 };
 use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, ParseLimitError, Request};
@@ -193,11 +193,12 @@ impl PolicySet {
     ///
     /// The first violation, as a [`PolicyError`] that names the policy.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, PolicyError> {
-        let policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
+        let mut policies: Vec<_> = policies.into_iter().map(normalize).collect::<Result<_, _>>()?;
+        policies.shrink_to_fit();
         let mut names = HashSet::new();
         for policy in &policies {
             if let Some(error) = &policy.invalid {
-                return Err(error.clone());
+                return Err((**error).clone());
             }
             if !names.insert(policy.name) {
                 return Err(PolicyError::DuplicateName(policy.name));
@@ -270,8 +271,8 @@ impl PolicySet {
         let found = self.inner.find(&view);
         let limits: Vec<_> = found
             .iter()
-            .map(|&place| {
-                let policy = &self.inner.policies[place];
+            .map(|found| {
+                let policy = &self.inner.policies[found.place];
                 let replaced = view.override_of(policy).map(|place| &policy.overrides[place]);
                 (policy, replaced.map_or(&*policy.limits, |other| &*other.limits))
             })
@@ -386,17 +387,14 @@ impl PolicySet {
     /// Returns the limits that apply to a request, each with its key.
     pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[PolicyMatch; 4]> {
         let view = self.inner.view(request);
-        self.inner
-            .find(&view)
-            .into_iter()
-            .map(|place| {
-                let policy = &self.inner.policies[place];
-                let key = view.key(policy);
-                let which = view.override_of(policy).map_or(0, |place| place + 1);
-                let entries = self.inner.ranges[place][which].clone();
-                PolicyMatch { policy: place, entries, key }
-            })
-            .collect()
+        let mut plan = SmallVec::new();
+        for &Candidate { place, .. } in &self.inner.find(&view) {
+            let policy = &self.inner.policies[place];
+            let which = view.override_of(policy).map_or(0, |place| place + 1);
+            let entries = self.inner.ranges[place][which].clone();
+            plan.push(PolicyMatch { policy: place, entries, key: view.key(policy) });
+        }
+        plan
     }
 }
 
@@ -491,8 +489,8 @@ impl CompiledPolicies {
         View::new(request, self.forms)
     }
 
-    /// Returns the indexes of the policies that cover a request, in ascending order.
-    fn find(&self, view: &View<'_, '_>) -> SmallVec<[usize; 8]> {
+    /// Returns the policies that cover a request, in their order.
+    fn find(&self, view: &View<'_, '_>) -> SmallVec<[Candidate; 8]> {
         let index = match view.domain() {
             "" => &self.default_domain,
             domain => match self.domains.get(domain) {
@@ -501,8 +499,8 @@ impl CompiledPolicies {
             },
         };
         let mut found = index.candidates(view);
-        found.retain(|place| view.is_covered_by(&self.policies[*place]));
-        found.sort_unstable();
+        found.retain(|found| found.is_sure || view.is_covered_by(&self.policies[found.place]));
+        found.sort_unstable_by_key(|found| found.place);
         found
     }
 }

@@ -114,6 +114,33 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Reply::Ready(Err(StoreError::Unsupported(reason)))
     }
 
+    /// Charges one request as [`Store::charge`] does. If it is admitted, opens the reservation `id` for `ttl`: a record of
+    /// the units of each charge and of when they were charged, in the same atomic step.
+    ///
+    /// The id is random and new. No charge has a recorded [`Excess`], a lease applies to none, and no two charges have
+    /// the same counter. An error means that nothing was charged, unless its [variant](StoreError) allows it.
+    ///
+    /// Default: [unsupported](StoreError::Unsupported).
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        let _ = (charges, id, ttl);
+        Reply::Ready(Err(StoreError::no_reservations()))
+    }
+
+    /// Ends the reservation `id`, whose units turned out to be `actual` for each charge. The answer is `false` if the
+    /// reservation is not open, because it was settled before or has expired; then nothing changes.
+    ///
+    /// In the same atomic step, each charge is changed independently of the others. If fewer units were used than
+    /// reserved, the difference is returned to where it was charged: to the window of the charge as long as it counts, to
+    /// the entry of a log, and to a bucket the tokens of the charge that were not refilled since, in the order in which
+    /// tokens were taken. If more were used, the difference is charged as [`Charge::spent`] does.
+    ///
+    /// The charges have the keys of the reservation, and the limits that apply now. They come from a client: a store
+    /// must not change counters that are not part of the reservation. The cost is ignored.
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        let _ = (charges, id, actual);
+        Reply::Ready(Err(StoreError::no_reservations()))
+    }
+
     /// Claims an event of the counter of a charge for one process, so that of all processes only one reports it.
     ///
     /// The answer is `true` if the event is unclaimed at the instant of the claim, or claimed by the same owner: a
@@ -424,6 +451,13 @@ impl StoreError {
         Self::Unsupported(text.to_owned())
     }
 
+    /// Creates the error of a store that does not support [reservations](Store::reserve).
+    pub fn no_reservations() -> Self {
+        Self::Unsupported(
+            "it has no reservations: charge the units afterwards, as spent".to_owned(),
+        )
+    }
+
     /// Returns `true` if the call is a mistake of the caller, not a failure of the store.
     pub(crate) fn is_unsupported(&self) -> bool {
         matches!(self, Self::Unsupported(_))
@@ -454,6 +488,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
         (**self).clear(policies)
+    }
+
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        (**self).reserve(charges, id, ttl)
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        (**self).settle(charges, id, actual)
     }
 
     fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {

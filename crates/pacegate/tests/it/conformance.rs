@@ -82,6 +82,10 @@ impl Subject for Partial {
     fn supports_update(&self, update: Update) -> bool {
         update == Update::Reset
     }
+
+    fn supports_reservations(&self) -> bool {
+        false
+    }
 }
 
 #[test]

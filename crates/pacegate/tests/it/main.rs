@@ -17,6 +17,7 @@ mod failure;
 mod flood;
 mod policies;
 mod rates;
+mod reservations;
 mod shared;
 mod shares;
 mod stats;

@@ -138,6 +138,14 @@ impl Store for Double {
         self.answer(&[*charge], || ready(self.store.update(charge, update)))
     }
 
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        self.answer(charges, || ready(self.store.reserve(charges, id, ttl)))
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        self.answer(charges, || ready(self.store.settle(charges, id, actual)))
+    }
+
     fn spawn(&self, task: Task) {
         self.hands.lock().unwrap().spawned.push(task);
     }

@@ -40,6 +40,7 @@ impl Events {
 }
 
 const NOTIFY: [u8; 4] = [1, 50, 80, 100];
+const NONE: [u8; 0] = [];
 
 fn policies(limit: Limit) -> PolicySet {
     PolicySet::new([Policy::new("plan", [limit]).per(["key"]).notify(NOTIFY)]).unwrap()
@@ -126,12 +127,12 @@ fn each_threshold_is_reported_once_per_window() {
     assert_eq!(events.percentages(), [1, 50, 80]);
     limiter.refund("alice", 8);
     let _ = limiter.check_cost("alice", 9).unwrap();
-    assert_eq!(events.percentages(), [], "refunded units are charged again");
+    assert_eq!(events.percentages(), NONE, "refunded units are charged again");
     limiter.reset("alice");
     let _ = limiter.check_cost("alice", 10).unwrap();
     assert_eq!(events.percentages(), [100], "after a reset");
     assert!(!limiter.check("alice").is_allowed());
-    assert_eq!(events.percentages(), []);
+    assert_eq!(events.percentages(), NONE);
     let _ = limiter.check_cost("bob", 10).unwrap();
     assert_eq!(events.percentages(), NOTIFY, "another key");
     clock.set(Timestamp::from_secs(120));
@@ -158,14 +159,14 @@ fn peeks_and_requests_that_another_limit_denies_reach_nothing() {
     let limiter = Limiter::builder().policies(PolicySet::new([small, large]).unwrap());
     let limiter = limiter.on_threshold(events.receiver()).build().unwrap();
     assert!(limiter.peek("alice").is_allowed());
-    assert_eq!(events.percentages(), []);
+    assert_eq!(events.percentages(), NONE);
     assert!(limiter.check("alice").is_allowed());
     assert_eq!(events.percentages(), [50]);
     assert!(!limiter.check("alice").is_allowed());
-    assert_eq!(events.percentages(), [], "the policy `large` has a unit left");
+    assert_eq!(events.percentages(), NONE, "the policy `large` has a unit left");
     // A limit of the call has no thresholds.
     let _ = limiter.check_with("alice", Limit::per_hour(1));
-    assert_eq!(events.percentages(), []);
+    assert_eq!(events.percentages(), NONE);
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn keys_in_the_overflow_counter_report_nothing() {
     let _ = limiter.check("alice");
     assert_eq!(events.percentages(), [1, 50]);
     let _ = limiter.check_many(&["bob", "carol", "dave"]);
-    assert_eq!(events.percentages(), []);
+    assert_eq!(events.percentages(), NONE);
 }
 
 /// A store that several limiters share, with one claim for all events.
@@ -254,7 +255,7 @@ fn one_of_several_replicas_reports_an_event() {
     assert_eq!(claims, 1, "all replicas claim the same event");
 }
 
-/// The charge that crossed the threshold may have been answered to nobody.
+/// The answer to the charge that crossed the threshold may be lost.
 #[test]
 fn the_next_charge_of_a_window_reports_a_crossing_whose_answer_was_lost() {
     let store = Arc::new(Claiming::default());
@@ -264,7 +265,7 @@ fn the_next_charge_of_a_window_reports_a_crossing_whose_answer_was_lost() {
     let _ = pollster::block_on(limiter.check("alice")).unwrap();
     assert_eq!(events.percentages(), [80]);
     let _ = pollster::block_on(limiter.check("alice")).unwrap();
-    assert_eq!(events.percentages(), []);
+    assert_eq!(events.percentages(), NONE);
 }
 
 #[test]
@@ -275,7 +276,7 @@ fn failure_modes_report_nothing() {
     for _ in 0..12 {
         assert!(pollster::block_on(limiter.check("alice")).unwrap().is_degraded());
     }
-    assert_eq!(events.percentages(), []);
+    assert_eq!(events.percentages(), NONE);
     store.is_down.store(false, Ordering::Relaxed);
     let _ = pollster::block_on(limiter.check_cost("alice", 8)).unwrap();
     assert_eq!(events.percentages(), [80]);

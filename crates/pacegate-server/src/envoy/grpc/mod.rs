@@ -189,7 +189,7 @@ async fn respond(
         // Rare calls are on the heap, so that the future of a decision is small.
         HEALTH_CHECK => Box::pin(health::check(active, watch, request)).await,
         HEALTH_WATCH => match Box::pin(health::asked_service(active, watch, request)).await {
-            Ok(service) => return health::watch(&service, watch, drain),
+            Ok(service) => return health::watch(active, &service, watch, drain),
             Err(failure) => Err(failure),
         },
         _ => Err(Failure::new(GrpcCode::Unimplemented, "unknown method")),

@@ -2,12 +2,12 @@
 
 use std::{
     borrow::Cow,
-    future::Future,
     pin::Pin,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
+use futures_util::Stream;
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use hyper::body::{Body, Frame};
 use tokio::{sync::mpsc::Receiver, time::Instant};
@@ -40,17 +40,14 @@ pub(super) enum GrpcCode {
 /// A message, and whether a failure mode decided.
 pub(super) type CallResult = Result<(Bytes, bool), Failure>;
 
-/// Resolves when something happens.
-pub(super) type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
-
 /// A message of a stream, which is dropped if it is not sent before the instant.
 pub(super) type StreamMessage = (Bytes, Instant);
 
 /// A message with trailers, a stream of messages, or an empty body.
 pub(super) struct Reply {
     message: Option<Bytes>,
-    /// A later message, and the event before it.
-    pub(super) later: Option<(Event, Bytes)>,
+    /// Further messages.
+    pub(super) later: Option<Pin<Box<dyn Stream<Item = Bytes> + Send>>>,
     /// Messages of a stream, until one is a failure.
     stream: Option<Receiver<Result<StreamMessage, Failure>>>,
     trailers: Option<HeaderMap>,
@@ -150,10 +147,12 @@ impl Body for Reply {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if self.message.is_none()
-            && let Some((event, _)) = &mut self.later
+            && let Some(later) = &mut self.later
         {
-            std::task::ready!(event.as_mut().poll(context));
-            self.message = self.later.take().map(|(_, message)| message);
+            self.message = std::task::ready!(later.as_mut().poll_next(context));
+            if self.message.is_none() {
+                self.later = None;
+            }
         }
         let mut message = self.message.take();
         while message.is_none()

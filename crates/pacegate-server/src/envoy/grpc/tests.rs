@@ -1,5 +1,6 @@
+mod quota;
+
 use std::{
-    collections::BTreeMap,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -14,7 +15,7 @@ use hyper::{
     client::conn::http2::{SendRequest, handshake},
 };
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pacegate::{Limiter, Policy, PolicySet};
+use pacegate::{Limiter, PolicySet};
 use prost::Message;
 use sha2::{Digest, Sha256};
 use tokio::{
@@ -29,10 +30,6 @@ use super::{
         proto::{
             Code, Entry, RateLimitDescriptor, RateLimitOverride, RateLimitRequest,
             RateLimitResponse, Unit,
-        },
-        rlqs::proto::{
-            Action, BlanketRule, BucketAction, BucketId, BucketUsage, QuotaResponse, StrategyKind,
-            UsageReports,
         },
         rules::Rules,
     },
@@ -65,7 +62,11 @@ fn settings() -> Settings {
 fn server(settings: Settings) -> (Server, DuplexStream) {
     let limiter = Limiter::builder().policies(settings.policies.clone()).build().unwrap();
     let state = State::Memory(limiter.store().clone());
-    let active = Arc::new(ActiveConfig::new(Engine::memory(limiter), state, settings));
+    serve(ActiveConfig::new(Engine::memory(limiter), state, settings))
+}
+
+fn serve(active: ActiveConfig) -> (Server, DuplexStream) {
+    let active = Arc::new(active);
     let (ours, theirs) = duplex(64 * 1024);
     let (drain, begun) = DrainSwitch::new();
     let grpc = Grpc::new(active.clone(), Arc::new(ListenerMetrics::new("grpc", &CODES)));
@@ -75,7 +76,10 @@ fn server(settings: Settings) -> (Server, DuplexStream) {
 }
 
 async fn connect(settings: Settings) -> (Server, Client) {
-    let (server, io) = server(settings);
+    handshaken(server(settings)).await
+}
+
+async fn handshaken((server, io): (Server, DuplexStream)) -> (Server, Client) {
     let (client, connection) = handshake(TokioExecutor::new(), TokioIo::new(io)).await.unwrap();
     tokio::spawn(connection);
     (server, client)
@@ -131,9 +135,9 @@ async fn call(
     let headers = response.headers().clone();
     let body = response.into_body().collect().await.unwrap();
     let trailers = body.trailers().cloned().unwrap_or_default();
-    // The status is in the headers of a response without a message, otherwise in the trailers.
+    // The status of a call that failed at once is in the headers, otherwise in the trailers.
     let message = body.to_bytes();
-    let reply: &HeaderMap = if message.is_empty() { &headers } else { &trailers };
+    let reply: &HeaderMap = if trailers.is_empty() { &headers } else { &trailers };
     let status = reply["grpc-status"].to_str().unwrap().parse().unwrap();
     let text = reply.get("grpc-message").map_or("", |text| text.to_str().unwrap());
     (message, status, text.to_owned())
@@ -199,6 +203,30 @@ async fn a_watch_reports_the_health_until_the_shutdown() {
     assert_eq!(next(&mut known).await, Some(framed(&[8, 2])), "not serving");
     let end = known.frame().await.unwrap().unwrap().into_trailers().unwrap();
     assert_eq!(end["grpc-status"], "0");
+}
+
+/// `HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`.
+#[tokio::test]
+async fn a_watch_reports_that_rules_are_loaded_and_gone() {
+    let without_rules =
+        Settings { needs_rules: true, ..Settings::new(PolicySet::new([]).unwrap()) };
+    let with_rules = Settings { needs_rules: true, ..settings() };
+    let (server, mut client) = connect(without_rules.clone()).await;
+    let watch = send(&mut client, "/grpc.health.v1.Health/Watch", framed(b""), None).await;
+    let mut watch = watch.into_body();
+    let mut next = async || watch.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(next().await, framed(&[8, 2]), "not serving");
+    // A reload without a change of the health is not reported.
+    server.active.replace(without_rules.clone());
+    server.active.replace(with_rules.clone());
+    assert_eq!(next().await, framed(&[8, 1]), "serving");
+    let (message, ..) = call(&mut client, HEALTH, framed(b""), None).await;
+    assert_eq!(&message[5..], [8, 1]);
+    server.active.replace(with_rules);
+    server.active.replace(without_rules);
+    assert_eq!(next().await, framed(&[8, 2]), "not serving");
+    let (message, ..) = call(&mut client, HEALTH, framed(b""), None).await;
+    assert_eq!(&message[5..], [8, 2]);
 }
 
 #[tokio::test]
@@ -420,117 +448,4 @@ fn a_key_comes_after_its_scheme() {
         assert_eq!(bearer(&headers), key);
     }
     assert_eq!(bearer(&HeaderMap::new()), None);
-}
-
-const QUOTAS: &str =
-    "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
-
-fn quota_settings() -> Settings {
-    let policy = |name: &str, domain: &str| {
-        let mut policy = Policy::new(name, ["100/365d"]);
-        domain.clone_into(&mut policy.domain);
-        policy.per(["k"])
-    };
-    let policies = [policy("quota", "d"), policy("other", "undeclared")];
-    let mut settings = Settings::new(PolicySet::new(policies).unwrap());
-    settings.envoy_quotas.insert("quota".parse().unwrap());
-    settings
-}
-
-/// A report of the first request of a bucket, which was denied.
-fn report(domain: &str) -> Bytes {
-    let attributes = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
-    let usage = BucketUsage { id: Some(BucketId { attributes }), denied: 1, ..Default::default() };
-    let reports = UsageReports { domain: domain.to_owned(), usages: vec![usage] };
-    framed(&reports.encode_to_vec())
-}
-
-/// Returns the strategies of the only message.
-async fn strategies(client: &mut Client, domain: &str) -> Vec<StrategyKind> {
-    let (message, status, text) = call(client, QUOTAS, report(domain), None).await;
-    assert_eq!((status, &*text), (0, ""));
-    let response = QuotaResponse::decode(message.slice(5..)).unwrap();
-    let strategy = |action: BucketAction| match action.action.unwrap() {
-        Action::Assign(assignment) => assignment.strategy.unwrap().kind.unwrap(),
-        Action::Abandon(_) => panic!("abandoned"),
-    };
-    response.actions.into_iter().map(strategy).collect()
-}
-
-#[tokio::test]
-async fn assigned_units_are_charged_first() {
-    let (server, mut client) = connect(quota_settings()).await;
-    let mut assigned = 0;
-    for _ in 0..30 {
-        let all = strategies(&mut client, "d").await;
-        assert_eq!(all[0], StrategyKind::Blanket(BlanketRule::DenyAll.into()));
-        let tokens = match all.get(1) {
-            Some(StrategyKind::TokenBucket(bucket)) => bucket.max_tokens,
-            Some(other) => panic!("{other:?}"),
-            None => 0,
-        };
-        assigned += u64::from(tokens);
-        let request = pacegate::Request::new().in_domain("d").with("k", "v").cost(0);
-        let left = server.active.revision().engine.check(&request).await.unwrap().remaining();
-        assert_eq!(assigned + left, 100);
-    }
-    assert_eq!(assigned, 100, "all of them");
-    let stats = server.active.quotas().stats();
-    assert_eq!((stats.reports, stats.responses, stats.units, stats.buckets), (30, 30, 100, 0));
-}
-
-#[tokio::test]
-async fn policies_without_quotas_deny_and_unlimited_buckets_pass() {
-    let (_server, mut client) = connect(quota_settings()).await;
-    let blanket = |rule: BlanketRule| vec![StrategyKind::Blanket(rule.into())];
-    assert_eq!(strategies(&mut client, "undeclared").await, blanket(BlanketRule::DenyAll));
-    assert_eq!(strategies(&mut client, "unknown").await, blanket(BlanketRule::AllowAll));
-}
-
-#[tokio::test]
-async fn a_quota_stream_survives_buckets_with_long_ids() {
-    let (server, mut client) = connect(quota_settings()).await;
-    let usage = |number: usize| {
-        let attributes = BTreeMap::from([("k".to_owned(), format!("{number:04000}"))]);
-        BucketUsage { id: Some(BucketId { attributes }), denied: 1, ..Default::default() }
-    };
-    let reports = UsageReports { domain: "d".to_owned(), usages: (0..100).map(usage).collect() };
-    let body = framed(&reports.encode_to_vec());
-    let (message, status, text) = call(&mut client, QUOTAS, body, None).await;
-    assert_eq!((status, &*text), (0, ""));
-    let actions = QuotaResponse::decode(message.slice(5..)).unwrap().actions;
-    let abandoned =
-        actions.iter().filter(|action| matches!(action.action, Some(Action::Abandon(_)))).count();
-    assert_eq!(abandoned, 100 - (256 << 10) / 4_009, "those beyond 256 KiB");
-    assert_eq!(server.active.quotas().stats().buckets, 0, "after the end of the stream");
-}
-
-#[tokio::test]
-async fn a_quota_stream_ends_with_its_status() {
-    let mut settings = quota_settings();
-    settings.security.credentials = vec![Credential {
-        name: "edge".into(),
-        sha256: Sha256::digest("secret").into(),
-        scope: Scope::Check,
-        domains: Some(vec!["d".into()]),
-        inline: false,
-    }];
-    let (server, mut client) = connect(settings).await;
-    let mut status = async |body: Bytes, key| {
-        let response = send(&mut client, QUOTAS, body, key).await;
-        let headers = response.headers().clone();
-        let body = response.into_body().collect().await.unwrap();
-        let trailers = body.trailers().cloned().unwrap_or_default();
-        let status = headers.get("grpc-status").or(trailers.get("grpc-status")).unwrap();
-        status.to_str().unwrap().parse::<u32>().unwrap()
-    };
-    assert_eq!(status(report("d"), None).await, 16);
-    assert_eq!(status(report("other"), Some("secret")).await, 7);
-    assert_eq!(status(report("d"), Some("secret")).await, 0);
-    assert_eq!(status(report(""), Some("secret")).await, 3);
-    assert_eq!(status(framed(&[0xff]), Some("secret")).await, 3);
-    let two_domains = [report("d"), report("other")].concat();
-    assert_eq!(status(two_domains.into(), Some("secret")).await, 3);
-    assert_eq!(status(framed(&vec![0; 961 << 10]), Some("secret")).await, 8);
-    assert_eq!(server.active.quotas().stats().buckets, 0);
 }

@@ -15,8 +15,12 @@ use super::{
 };
 use crate::{
     Limit, Outcomes,
-    algorithm::{self, Excess, Outcome},
+    algorithm::{self, Excess, Outcome, State},
+    clock::Timestamp,
 };
+
+/// One state for each slot.
+pub(super) type States = SmallVec<[State; 4]>;
 
 /// A charge whose key has been hashed.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +60,9 @@ struct LockedTables<'a> {
 
 /// The maximum number of keys locked together: enough for their memory loads to overlap, few enough to unlock soon.
 pub(crate) const BATCH: usize = 16;
+
+/// The maximum number of slots of [`MemoryStore::charge_few`].
+pub(crate) const FEW: usize = 4;
 
 pub(super) enum Shard<'a> {
     Cells(Guard<'a, Table>),
@@ -118,6 +125,30 @@ impl MemoryStore {
         }
     }
 
+    /// Decides up to [`FEW`] enforced slots of one request, all or nothing. Adds their outcomes to `outcomes`, and
+    /// returns the instant of the decision. Faster than [`MemoryStore::charge_all`] if it admits a known key.
+    #[inline]
+    pub(crate) fn charge_few(
+        &self,
+        slots: &[Slot<'_>],
+        outcomes: &mut ArrayVec<Outcome, FEW>,
+    ) -> u64 {
+        if let [slot] = slots
+            && !slot.limit.algorithm().keeps_log()
+        {
+            let (outcome, now) = self.charge_cell(slot);
+            outcomes.push(outcome);
+            return now;
+        }
+        if let Some(now) = self.shards().charge_known_key(slots, outcomes) {
+            return now;
+        }
+        let (all, now) = self.charge_all(slots);
+        outcomes.clear();
+        outcomes.extend(all.iter().copied());
+        now
+    }
+
     /// Decides the slots of one request, all or nothing. Returns the outcomes and the instant of the decision.
     pub(crate) fn charge_all(&self, slots: &[Slot<'_>]) -> (Outcomes, u64) {
         if let [slot] = slots
@@ -134,6 +165,21 @@ impl MemoryStore {
         inner.sweep_times(sweep);
         (outcomes, now)
     }
+
+    /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just after
+    /// that; of a log, its instant only.
+    pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, States, u64) {
+        let inner = self.shards();
+        let mut locked = inner.lock_all(slots);
+        let (now, sweep) = locked.start_decision(inner);
+        let outcomes = inner.charge_locked(&mut locked, slots, now);
+        let states = slots.iter().enumerate();
+        let states = states.map(|(place, slot)| locked.parts(place).0.state(slot.id, now));
+        let states = states.collect();
+        drop(locked);
+        inner.sweep_times(sweep);
+        (outcomes, states, now)
+    }
 }
 
 impl Shards {
@@ -147,6 +193,49 @@ impl Shards {
             }
             None => self.charge_new(table, slot, now),
         }
+    }
+
+    /// Charges slots of one shard if all of them have different known cells and fit. Otherwise changes no cell, and
+    /// returns `None`.
+    ///
+    /// Nothing has to be undone: the new states are stored only after all of them are known.
+    fn charge_known_key(
+        &self,
+        slots: &[Slot<'_>],
+        outcomes: &mut ArrayVec<Outcome, FEW>,
+    ) -> Option<u64> {
+        let shard = slots.first()?.id.shard(self.cells.len());
+        for (place, slot) in slots.iter().enumerate() {
+            let is_elsewhere = slot.id.shard(self.cells.len()) != shard;
+            let is_repeated = || slots[..place].iter().any(|other| other.id == slot.id);
+            if is_elsewhere || slot.limit.algorithm().keeps_log() || is_repeated() {
+                return None;
+            }
+        }
+        let read = self.time.now();
+        let mut table = self.cells[shard].0.lock();
+        let now = table.shard_clock.advance(&self.time, read);
+        let mut states = ArrayVec::<(usize, State), FEW>::new();
+        for slot in slots {
+            let place = table.find(slot.id)?;
+            let mut state = table.state(place);
+            let (outcome, _) =
+                algorithm::charge(slot.limit, &mut state, now, slot.cost, slot.excess);
+            if !outcome.is_admitted() {
+                return None;
+            }
+            states.push((place, state));
+            outcomes.push(outcome);
+        }
+        for (place, state) in states {
+            *table.state_mut(place) = state;
+        }
+        let sweep = table.shard_clock.sweep_is_due();
+        drop(table);
+        if sweep {
+            self.sweep();
+        }
+        Some(now)
     }
 
     /// Decides a charge to a key that has no cell.
@@ -335,6 +424,15 @@ impl<'a> Locked<'a> {
 }
 
 impl Shard<'_> {
+    /// Returns the state of a key; of a log, the instant only.
+    fn state(&self, id: Identity, now: u64) -> State {
+        match self {
+            Self::Cells(table) => table.find(id).map(|place| table.state(place)),
+            Self::Logs(_) => None,
+        }
+        .unwrap_or_else(|| State::new(Timestamp::from_micros(now), 0, 0))
+    }
+
     fn shard_clock(&mut self) -> &mut ShardClock {
         match self {
             Self::Cells(table) => &mut table.shard_clock,

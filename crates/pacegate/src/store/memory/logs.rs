@@ -102,6 +102,20 @@ impl Logs {
         })
     }
 
+    /// Returns up to `units` of a charge. Returns the number of removed entries.
+    pub(super) fn return_units(
+        &mut self,
+        id: Identity,
+        limit: &Limit,
+        now: u64,
+        (charged_at, units): (u64, u64),
+    ) -> usize {
+        self.change(id, |log| {
+            log.prune(limit, now);
+            log.return_units(charged_at, units);
+        })
+    }
+
     /// Removes a key, and returns the number of its entries.
     pub(super) fn remove(&mut self, id: Identity) -> Option<usize> {
         let kept = self.kept.remove(&id)?;

@@ -17,12 +17,16 @@ mod logs;
 #[cfg(all(test, pacegate_loom))]
 mod loom_tests;
 mod overflow;
+pub(crate) mod reservations;
 mod room;
 mod share;
 mod table;
 mod tenants;
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
@@ -37,6 +41,7 @@ use self::{
     lock::Lock,
     logs::Logs,
     overflow::Overflows,
+    reservations::{RESERVATION_SHARDS, Reservations, ReservedCharge},
     room::Room,
     share::{Owner, Registry, Share},
     table::Table,
@@ -49,7 +54,7 @@ use crate::{
     policy::PolicyName,
 };
 
-pub(crate) use charge::{BATCH, Slot};
+pub(crate) use charge::{BATCH, FEW, Slot};
 pub use tenants::ShareUsage;
 
 /// A store in the memory of this process.
@@ -91,6 +96,8 @@ pub struct MemoryUsage {
     /// The number of charges since the store was created for which there was no room, so that the overflow budget of
     /// their policy decided. If it grows, raise `max_keys`.
     pub overflowed: u64,
+    /// The number of open reservations, including expired ones that are not removed yet. At most `max_keys`.
+    pub reservations: usize,
 }
 
 /// The state that all clones of a store share. Small until the first key arrives, so that a program can have many
@@ -128,6 +135,10 @@ struct Shards {
     keys: Room,
     /// The room for entries of logs.
     entries: Room,
+    /// Shards of open reservations. No other lock is taken while one is locked.
+    reservations: Box<[Padded<Lock<Reservations>>]>,
+    /// The number of open reservations, at most the maximum number of keys.
+    reserved: CachePadded<AtomicUsize>,
     overflowed: CachePadded<AtomicU64>,
     /// The number of the next sweep, which selects the shard.
     next_tended: CachePadded<AtomicUsize>,
@@ -235,6 +246,7 @@ impl MemoryStore {
             max_keys: inner.keys.max(),
             bytes: cells * 32 + logs,
             overflowed: inner.overflowed.load(Ordering::Relaxed),
+            reservations: inner.reserved.load(Ordering::Relaxed),
         }
     }
 
@@ -279,7 +291,7 @@ impl MemoryStore {
     }
 
     /// Returns the elapsed time by the clock of this store. See [`Clock::elapsed`].
-    pub(crate) fn elapsed(&self) -> std::time::Duration {
+    pub(crate) fn elapsed(&self) -> Duration {
         match &self.inner.time {
             Time::System(_) => SystemClock::new().elapsed(),
             Time::Other(clock) => clock.elapsed(),
@@ -432,6 +444,26 @@ impl Store for MemoryStore {
     fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
         Reply::Ready(Ok(self.clear(policies)))
     }
+
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        let scopes: SmallVec<[Scope; 4]> =
+            charges.iter().map(|charge| self.scope_of(charge)).collect();
+        let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
+        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
+        let counter = |place: usize| Some((charges[place].policy, charges[place].counter));
+        let reserved = self.reserve_slots(&slots, counter, (id, ttl));
+        Reply::Ready(reserved.map(|(outcomes, _)| outcomes))
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        let current_limit = |reserved: &ReservedCharge| {
+            let identity = |charge: &Charge<'_>| self.identity(&self.scope_of(charge), charge.key);
+            let current = charges.iter().find(|charge| identity(charge) == reserved.id);
+            let current = current.map(|charge| (charge.limit, charge.max_debt));
+            current.unwrap_or_else(|| reserved.unchanged_limit())
+        };
+        Reply::Ready(Ok(self.settle_reservation(id, actual, current_limit, |_| {})))
+    }
 }
 
 impl Inner {
@@ -458,6 +490,10 @@ impl Shards {
             overflows: CachePadded::new(AtomicU64::new(0)),
             keys: Room::new(max_keys),
             entries: Room::new(max_keys.saturating_mul(ENTRIES_PER_KEY)),
+            reservations: (0..RESERVATION_SHARDS)
+                .map(|_| Padded(Lock::new(Reservations::default())))
+                .collect(),
+            reserved: CachePadded::new(AtomicUsize::new(0)),
             overflowed: CachePadded::new(AtomicU64::new(0)),
             next_tended: CachePadded::new(AtomicUsize::new(0)),
         }
@@ -584,8 +620,6 @@ impl ShardClock {
 
 #[cfg(all(test, not(pacegate_loom)))]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::{Limiter, ManualClock};
 

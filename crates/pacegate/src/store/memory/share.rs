@@ -23,8 +23,8 @@ pub(crate) struct Owner(u64);
 pub(super) struct Registry {
     domains: HashMap<Box<str>, Share>,
     policies: HashMap<PolicyName, Registered>,
-    /// The number of policies of each share.
-    numbered: HashMap<u8, u64>,
+    /// The number of policies of each share, up to the last one that has any.
+    numbered: Vec<u64>,
 }
 
 /// A policy that the store has seen.
@@ -112,7 +112,10 @@ impl Registry {
             return known.tag;
         }
         let share = domain.map_or(Share::INLINE, |domain| self.share_of(domain));
-        let number = self.numbered.entry(share.0).or_default();
+        if self.numbered.len() <= share.index() {
+            self.numbered.resize(share.index() + 1, 0);
+        }
+        let number = &mut self.numbered[share.index()];
         let tag = Owner::new(share, *number);
         *number += 1;
         self.policies.insert(policy, Registered { tag, domain: domain.map(Into::into) });
