@@ -74,7 +74,7 @@ impl History {
         let ops = (0..length)
             .map(|_| {
                 let op = match random.below(6) {
-                    0 if algorithm != Algorithm::Concurrency => {
+                    0 if limit.algorithm() != Algorithm::Concurrency => {
                         random_reservation(random, &limit, &mut reserved)
                     }
                     _ => random_op(random, &limit, now, &mut held),
@@ -128,6 +128,9 @@ impl History {
         answers
     }
 }
+
+/// Maximum time in microseconds for which a reservation is open: a year, much longer than limiters allow.
+const MAX_TTL: u64 = 1 << 45;
 
 /// Calendar periods of the random histories.
 const CALENDARS: [&str; 10] = [
@@ -193,7 +196,8 @@ fn random_reservation(random: &mut Random, limit: &Limit, reserved: &mut u64) ->
     }
     *reserved += 1;
     let period = limit.period().as_micros() as u64;
-    Op::Reserve(cost, random.pick(&[1, period, 3 * period, 100 * period, 100 * period]))
+    let ttl = random.pick(&[1, period, 3 * period, 100 * period, 100 * period]);
+    Op::Reserve(cost, ttl.min(MAX_TTL))
 }
 
 /// Returns a limit with the same algorithm and period but another amount, and another burst if it had one. A
