@@ -1,6 +1,11 @@
 //! A check of any listener: a request for the policies, or a key with inline limits.
 
-use pacegate::{Charge, CheckError, CostError, Decision, KeyRef, Limit, Plan, PolicyName, Request};
+use std::time::Duration;
+
+use pacegate::{
+    Charge, CheckError, CostError, Decision, KeyRef, Limit, Plan, PolicyName, Request, Reserved,
+    SharedReservation,
+};
 
 use crate::{engine::Engine, inline_limits::Limits};
 
@@ -33,6 +38,15 @@ impl Check<'_> {
                 Ok(engine.verdict(&charges, *id).await?.decision)
             }
         }
+    }
+
+    /// Reserves the cost, as an estimate, of all limits, or none.
+    pub(crate) async fn reserve(
+        &self,
+        engine: &Engine,
+        ttl: Duration,
+    ) -> Result<Reserved<SharedReservation>, CheckError> {
+        engine.reserve(&self.limits(engine).charges(self.cost())?, ttl).await
     }
 
     /// Returns the domain that the API key must cover. Inline limits belong to the unnamed domain.

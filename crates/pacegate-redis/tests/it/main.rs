@@ -16,5 +16,6 @@ mod faults;
 mod kit;
 mod layouts;
 mod others;
+mod reservations;
 mod thresholds;
 mod workers;

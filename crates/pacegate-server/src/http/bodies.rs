@@ -83,6 +83,25 @@ pub(super) struct AcquireResponse {
     pub(super) permit: Option<String>,
 }
 
+/// The decision, and a reservation if the request is allowed.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Reserved")]
+pub(super) struct ReserveResponse {
+    #[serde(flatten)]
+    pub(super) decision: CheckResponse,
+    /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the key
+    /// in readable form. Null if the request is denied.
+    pub(super) reservation: Option<String>,
+}
+
+/// The result of settling or cancelling a reservation.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Settled")]
+pub(super) struct SettleResponse {
+    /// False if the reservation was not open: it was settled before, or has expired. Then nothing changed.
+    pub(super) settled: bool,
+}
+
 /// The decision that a request would get, and the state of each limit.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "State")]

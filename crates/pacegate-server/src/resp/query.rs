@@ -134,8 +134,13 @@ impl<'a> Query<'a> {
 
 /// Writes a decision as a map.
 pub(super) fn write(decision: &Decision, to: &mut Replies) {
+    write_with(decision, 0, to);
+}
+
+/// Writes a decision as a map, to which the caller adds this number of entries.
+pub(super) fn write_with(decision: &Decision, added: usize, to: &mut Replies) {
     let millis = |micros: u128| i64::try_from(micros.div_ceil(1000)).unwrap_or(i64::MAX);
-    to.map(9);
+    to.map(9 + added);
     to.bulk("allowed");
     to.boolean(decision.is_allowed());
     to.bulk("policy");

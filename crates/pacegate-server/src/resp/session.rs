@@ -2,6 +2,7 @@
 
 mod auth;
 mod general;
+mod reservations;
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -297,6 +298,10 @@ impl RespSession {
         } else if is("PACEGATE.REFUND") {
             let check = self.check(&words[1..], revision, Scope::Admin)?;
             self.change(active, revision, &check, Change::Refund).await?;
+        } else if is("PACEGATE.RESERVE") {
+            self.reserve(&words[1..], revision).await?;
+        } else if is("PACEGATE.SETTLE") || is("PACEGATE.CANCEL") {
+            self.settle(words, revision).await?;
         } else if is("PACEGATE.CLEAR") {
             let keys = self.clear(&words[1..], active, revision).await?;
             self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX));
