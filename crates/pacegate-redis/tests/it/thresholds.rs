@@ -48,6 +48,7 @@ async fn follow(subject: &Timed, history: &History, key: &str, events: &Events) 
         let charge = Charge::new(policy_name, key, limit).counter(Counter::Policy);
         let charges = limiter.charges();
         match *op {
+            Op::Reserve(..) | Op::Settle(..) => {}
             Op::Pass(micros) => {
                 now = Timestamp::from_micros(now.as_micros() + micros);
                 subject.set_time(now);

@@ -62,6 +62,7 @@ fn follow(history: &History) -> Vec<Crossing> {
     for op in &history.ops {
         let charge = Charge::new(policy, "key", limit).counter(Counter::Policy);
         match *op {
+            Op::Reserve(..) | Op::Settle(..) => {}
             Op::Pass(micros) => {
                 now = Timestamp::from_micros(now.as_micros() + micros);
                 clock.set(now);
