@@ -423,7 +423,8 @@ impl PolicySet {
         let view = self.inner.view(request);
         let mut plan = SmallVec::new();
         for &Candidate { place, .. } in &self.inner.find(&view) {
-            let (entries, key) = (self.entries(&view, place), view.key(&self.inner.policies[place]));
+            let (entries, key) =
+                (self.entries(&view, place), view.key(&self.inner.policies[place]));
             plan.push(PolicyMatch { policy: place, entries, key });
         }
         plan
