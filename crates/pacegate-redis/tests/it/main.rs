@@ -18,4 +18,5 @@ mod layouts;
 mod others;
 mod reservations;
 mod thresholds;
+mod up_to;
 mod workers;
