@@ -10,12 +10,13 @@ use std::{
 };
 
 /// Relative to the root of the repository.
-const PAGES: [&str; 14] = [
+const PAGES: [&str; 15] = [
     "README.md",
     "docs/algorithms.md",
     "docs/failure-modes.md",
     "docs/guide/actix.md",
     "docs/guide/axum.md",
+    "docs/guide/budgets.md",
     "docs/guide/functions.md",
     "docs/guide/governor.md",
     "docs/guide/notifications.md",

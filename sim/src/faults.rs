@@ -141,7 +141,6 @@ impl Fault {
 
     /// Records that the server lost data or that its clock stepped.
     fn disturb(&self) {
-        let now = self.world.time.now();
-        self.world.history.change(|events| events.disturbances.push(now));
+        self.world.network.disturb();
     }
 }

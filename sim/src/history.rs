@@ -19,8 +19,6 @@ pub struct Events {
     pub checks: Vec<Check>,
     /// Refunds.
     pub refunds: Vec<Refund>,
-    /// Instants at which the server lost data or its clock stepped.
-    pub disturbances: Vec<u64>,
     /// The instant at which the last fault ended.
     pub healed: u64,
     /// Observations that are wrong by themselves.

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
+    ops::RangeInclusive,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
@@ -56,6 +57,11 @@ struct State {
     is_frozen: bool,
     connections: BTreeMap<u64, Arc<Connection>>,
     next_connection: u64,
+    /// Virtual times at which the server lost data or its clock stepped.
+    disturbances: Vec<u64>,
+    /// For each time that the clock of the server showed when it ran commands: the virtual time, and the number of
+    /// disturbances before.
+    served: BTreeMap<u64, Vec<(u64, usize)>>,
 }
 
 /// The path between a host and the server.
@@ -139,6 +145,8 @@ impl Network {
             is_frozen: false,
             connections: BTreeMap::new(),
             next_connection: 1,
+            disturbances: Vec::new(),
+            served: BTreeMap::new(),
         };
         let shared = Shared { state: Mutex::new(state), changed: Notify::new(), trace, clock };
         Self { shared: Arc::new(shared) }
@@ -198,6 +206,26 @@ impl Network {
                 false => state.cut_down = Some(bytes),
             }
         }
+    }
+
+    /// Records that the server lost data or that its clock stepped.
+    pub fn disturb(&self) {
+        let now = self.shared.clock.elapsed().as_micros() as u64;
+        self.shared.state.lock().disturbances.push(now);
+    }
+
+    /// Returns the virtual times at which the server lost data or its clock stepped.
+    pub fn disturbances(&self) -> Vec<u64> {
+        self.shared.state.lock().disturbances.clone()
+    }
+
+    /// Returns the number of disturbances before the server ran a command, given the time that its clock showed then
+    /// and the virtual time of the request.
+    pub fn disturbances_before(&self, shown: u64, request: RangeInclusive<u64>) -> Option<usize> {
+        let state = self.shared.state.lock();
+        let served = state.served.get(&shown)?;
+        let (_, before) = served.iter().find(|(at, _)| request.contains(at))?;
+        Some(*before)
     }
 
     /// Removes cuts that have not happened yet.
@@ -289,9 +317,11 @@ impl Network {
     /// Delivers bytes to the server, and returns its replies.
     fn serve(&self, connection: &Connection, bytes: &[u8]) -> Vec<u8> {
         let now = self.shared.clock.now().as_micros();
-        let redis = &mut self.shared.state.lock().redis;
-        let mut state = connection.state.lock();
-        let state = &mut *state;
+        let network = &mut *self.shared.state.lock();
+        let elapsed = self.shared.clock.elapsed().as_micros() as u64;
+        network.served.entry(now).or_default().push((elapsed, network.disturbances.len()));
+        let redis = &mut network.redis;
+        let state = &mut *connection.state.lock();
         state.unparsed.extend_from_slice(bytes);
         let mut replies = Vec::new();
         while let Ok(Some(args)) = resp::take_command(&mut state.unparsed) {

@@ -12,7 +12,7 @@ use pacegate_testkit::Model;
 
 use crate::{
     history::{Check, Events},
-    scenario::PolicyChoice,
+    scenario::{FaultKind, PolicyChoice},
     world::World,
 };
 
@@ -38,14 +38,20 @@ struct Judge<'a> {
     world: &'a World,
     events: &'a Events,
     decided: Vec<Decided<'a>>,
+    /// Virtual times at which the server lost data or its clock stepped.
+    disturbances: Vec<u64>,
 }
 
 /// Maximum age of an entry in the deny cache, and the time of a round trip.
 const DENY_CACHE_AGE: Duration = Duration::from_millis(1_300);
 
+/// Time in which every host is connected at first.
+const CONNECT_TIME: Duration = Duration::from_millis(200);
+
 /// Returns the promises that a history breaks.
 pub(crate) fn judge(world: &World, events: &Events) -> Vec<String> {
-    let judge = Judge { world, events, decided: decided(world, events) };
+    let disturbances = world.network.disturbances();
+    let judge = Judge { world, events, decided: decided(world, events), disturbances };
     let mut violations = Vec::new();
     for counter in judge.counters() {
         if counter.limit.algorithm().holds_permits() {
@@ -55,6 +61,7 @@ pub(crate) fn judge(world: &World, events: &Events) -> Vec<String> {
             violations.extend(judge.excess_without_store(&counter));
         }
     }
+    violations.extend(judge.needless_fallbacks());
     violations.extend(judge.wrong_denials());
     violations.extend(judge.dishonest_retries());
     violations
@@ -62,16 +69,16 @@ pub(crate) fn judge(world: &World, events: &Events) -> Vec<String> {
 
 /// Finds the segment of each decision.
 fn decided<'a>(world: &World, events: &'a Events) -> Vec<Decided<'a>> {
+    let disturbances = world.network.disturbances();
     let mut decided = Vec::new();
     for check in &events.checks {
         let Some(answer) = check.answer.filter(|answer| !answer.is_degraded()) else { continue };
-        let is_exact = answer.source == Source::Store;
-        // The virtual time at which the clock of the server showed the time of the decision.
-        let shown = |at: u64| world.server_clock.at(at).abs_diff(answer.decided_at) < 1_000;
-        let mut instants =
-            (check.started / 1_000..=check.ended / 1_000).map(|millis| millis * 1_000);
-        let ran = instants.find(|&at| is_exact && shown(at)).unwrap_or(check.ended);
-        let segment = events.disturbances.iter().filter(|&&at| at <= ran).count();
+        let request = check.started..=check.ended;
+        let before = world.network.disturbances_before(answer.decided_at, request);
+        // Leases and the deny cache only estimate the time of the server.
+        let before = before.filter(|_| answer.source == Source::Store);
+        let until_end = || disturbances.iter().filter(|&&at| at <= check.ended).count();
+        let segment = before.unwrap_or_else(until_end);
         decided.push(Decided { check, segment, at: answer.decided_at });
     }
     decided
@@ -112,7 +119,7 @@ impl Judge<'_> {
     /// Checks that the model admits all requests that were admitted.
     fn excess_units(&self, counter: &Counter<'_>) -> Vec<String> {
         let mut violations = Vec::new();
-        for segment in 0..=self.events.disturbances.len() {
+        for segment in 0..=self.disturbances.len() {
             let admitted = self.admitted(counter, segment);
             let mut model = Model::new(counter.limit);
             let mut excess = 0;
@@ -185,10 +192,28 @@ impl Judge<'_> {
         violations
     }
 
+    /// Checks that failure modes decide only after a fault. The loss of scripts has no effect, and neither has a step of
+    /// a host's clock.
+    fn needless_fallbacks(&self) -> Option<String> {
+        let scenario = &self.world.scenario;
+        let is_harmless =
+            |kind: &FaultKind| matches!(kind, FaultKind::ScriptFlush | FaultKind::HostClockStep);
+        let is_fast = scenario.deadline > 12 * Duration::from_millis(scenario.delay.1);
+        if !is_fast || !scenario.faults.iter().all(is_harmless) {
+            return None;
+        }
+        let is_needless = |check: &&Check| {
+            let is_degraded = check.answer.is_some_and(|answer| answer.is_degraded());
+            is_degraded && check.started > micros(CONNECT_TIME)
+        };
+        let found = self.events.checks.iter().find(is_needless)?;
+        Some(format!("a failure mode decided without a fault: {found:?}"))
+    }
+
     /// Checks that no more permits were held than the limit allows.
     fn excess_permits(&self, counter: &Counter<'_>) -> Option<String> {
         let period = micros(counter.limit.period());
-        for segment in 0..=self.events.disturbances.len() {
+        for segment in 0..=self.disturbances.len() {
             let admitted = self.admitted(counter, segment);
             for one in &admitted {
                 let is_held = |other: &&Decided<'_>| {
@@ -263,7 +288,7 @@ impl Judge<'_> {
     fn is_disturbed(&self, decided: &Decided<'_>) -> bool {
         let age = micros(DENY_CACHE_AGE);
         let is_recent = |at: &u64| (*at..=at + age).contains(&decided.check.ended);
-        self.events.disturbances.iter().any(is_recent)
+        self.disturbances.iter().any(is_recent)
     }
 
     /// Checks that nothing was admitted before the retry time of a denial.

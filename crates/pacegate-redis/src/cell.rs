@@ -164,7 +164,7 @@ impl Names {
     ///
     /// The key depends on the charges. One id may stand for several requests, such as a trace id in every service that
     /// a call passes through, and each of them gets a separate answer.
-    pub(crate) fn answer(&self, id: &[u8], charges: &[CellCharge]) -> CellId {
+    pub(crate) fn answer(&self, id: &[u8], charges: &[CellCharge], times: u64) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(b"repeated answer").update(&(id.len() as u64).to_le_bytes()).update(id);
         for CellCharge { cell, limit, cost, enforced, excess, .. } in charges {
@@ -176,6 +176,9 @@ impl Names {
             if excess.is_recorded() {
                 hasher.update(b"recorded");
             }
+        }
+        if times > 1 {
+            hasher.update(b"up to").update(&times.to_le_bytes());
         }
         let tag = charges.first().map_or(0, |charge| charge.cell.tag);
         CellId { tag, digest: halves(first_half(&hasher.finalize())) }

@@ -1,6 +1,11 @@
 //! A check of any listener: a request for the policies, or a key with inline limits.
 
-use pacegate::{Charge, CheckError, CostError, Decision, KeyRef, Limit, Plan, PolicyName, Request};
+use std::time::Duration;
+
+use pacegate::{
+    Charge, CheckError, CostError, Decision, Grant, KeyRef, Limit, Plan, PolicyName, Request,
+    Reserved, SharedReservation,
+};
 
 use crate::{engine::Engine, inline_limits::Limits};
 
@@ -33,6 +38,24 @@ impl Check<'_> {
                 Ok(engine.verdict(&charges, *id).await?.decision)
             }
         }
+    }
+
+    /// Charges as many units as all limits have, up to the cost.
+    pub(crate) async fn decide_up_to(&self, engine: &Engine) -> Result<Grant, CheckError> {
+        let limits = self.limits(engine);
+        // The cost may exceed a limit.
+        let mut charges = limits.charges(self.cost().min(1))?;
+        charges.iter_mut().for_each(|charge| charge.cost = self.cost());
+        engine.check_up_to(&charges, self.id()).await
+    }
+
+    /// Reserves the cost, as an estimate, of all limits, or none.
+    pub(crate) async fn reserve(
+        &self,
+        engine: &Engine,
+        ttl: Duration,
+    ) -> Result<Reserved<SharedReservation>, CheckError> {
+        engine.reserve(&self.limits(engine).charges(self.cost())?, ttl).await
     }
 
     /// Returns the domain that the API key must cover. Inline limits belong to the unnamed domain.

@@ -8,8 +8,9 @@ use std::{
 };
 
 use pacegate::{
-    BatchDecision, Charge, Charges, CheckError, Decision, Excess, Limiter, Plan, PolicyName,
-    PolicySet, Request, SharedLimiter, Stats, StoreError, Timestamp,
+    BatchDecision, Charge, Charges, CheckError, Decision, Excess, Grant, Limiter, Plan, PolicyName,
+    PolicySet, Request, ReservationId, Reserved, SharedLimiter, SharedReservation, Stats,
+    StoreError, Timestamp,
 };
 use pacegate_redis::RedisStore;
 use smallvec::SmallVec;
@@ -163,6 +164,28 @@ impl Engine {
         Ok(verdict)
     }
 
+    /// Charges as many units as all limits have, up to the cost of the charges.
+    pub(crate) async fn check_up_to(
+        &self,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Grant, CheckError> {
+        // Units that are not granted are not spent.
+        let charges: Vec<_> = charges.iter().map(|charge| charge.excess(Excess::Reject)).collect();
+        let blocked = match self.blocks.any() {
+            true => self.blocked(&charges, id).await?,
+            false => None,
+        };
+        let grant = match blocked {
+            Some(verdict) => Grant { units: 0, decision: verdict.decision },
+            None => self.charges().check_up_to(&charges, id).await?,
+        };
+        if self.recent.is_open() {
+            self.record(&charges, grant.decision);
+        }
+        Ok(grant)
+    }
+
     async fn unblocked(
         &self,
         charges: &[Charge<'_>],
@@ -295,6 +318,35 @@ impl Engine {
 
     fn wait(&self, charge: &Charge<'_>) -> Option<Duration> {
         self.blocks.wait(charge.policy, charge.key)
+    }
+
+    /// Reserves the costs of charges, all or nothing.
+    pub(crate) async fn reserve(
+        &self,
+        charges: &[Charge<'_>],
+        ttl: Duration,
+    ) -> Result<Reserved<SharedReservation>, CheckError> {
+        let blocked = match self.blocks.any() {
+            true => {
+                // An estimate is not spent yet, so it is not recorded.
+                let charges = charges.iter().map(|charge| charge.excess(Excess::Reject));
+                self.blocked(&charges.collect::<SmallVec<[_; 4]>>(), None).await?
+            }
+            false => None,
+        };
+        let reserved = match blocked {
+            Some(verdict) => Reserved { decision: verdict.decision, reservation: None },
+            None => self.charges().reserve(charges, ttl).await?,
+        };
+        if self.recent.is_open() {
+            self.record(charges, reserved.decision);
+        }
+        Ok(reserved)
+    }
+
+    /// Ends a reservation. Returns `false` if it was not open.
+    pub(crate) async fn settle(&self, id: &ReservationId, used: u64) -> Result<bool, StoreError> {
+        self.limiter.settle(id, used).await
     }
 
     /// Returns up to the cost of each charge, and no more than is used.

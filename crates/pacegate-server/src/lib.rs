@@ -20,6 +20,7 @@ mod long_key_digest;
 mod metrics;
 mod outage;
 mod reload;
+mod reservations;
 mod resp;
 mod server;
 mod service;

@@ -24,6 +24,8 @@ pub enum Op {
     Pass(u64),
     /// Charges units, with this permit (0 without permits).
     Charge(u64, u64),
+    /// Charges as many units as there are, up to this number.
+    UpTo(u64),
     /// Charges units, and records them even if they do not fit.
     Record(u64, Excess),
     /// Refunds units.
@@ -89,6 +91,9 @@ impl History {
                     let cost = cost.min(model.limit().capacity());
                     answers.push(model.charge(now, cost, permit));
                 }
+                Op::UpTo(most) => {
+                    answers.push(model.charge_up_to(now, most.min(model.limit().capacity())));
+                }
                 Op::Record(cost, excess) => answers.push(model.record(now, cost, excess)),
                 Op::Reserve(estimate, ttl) => {
                     let estimate = estimate.min(model.limit().capacity());
@@ -149,6 +154,7 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
         33..35 => Op::Refund(random_cost(random, 2 * limit.capacity())),
         35 => Op::Reset,
         36 => Op::SetLimit(changed(random, limit)),
+        37..39 if !concurrency => Op::UpTo(random_cost(random, limit.capacity()).max(1)),
         _ if concurrency && random.one_in(2) => Op::Release(random.between(1, *held)),
         _ if concurrency => Op::Renew(random.between(1, *held)),
         _ => Op::Charge(1, 0),

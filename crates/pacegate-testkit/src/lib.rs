@@ -13,6 +13,7 @@ mod random;
 mod rates;
 #[cfg(feature = "servers")]
 pub mod servers;
+mod up_to;
 
 pub use conformance::{Subject, conformance, follow_histories};
 pub use crossings::Crossing;

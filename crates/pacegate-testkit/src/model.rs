@@ -24,6 +24,8 @@ pub struct Answer {
     pub retry_after: Option<u64>,
     /// Time until the full capacity will be available again.
     pub reset_after: u64,
+    /// The units that [`Model::charge_up_to`] charged; 0 for other charges.
+    pub granted: u64,
 }
 
 /// Units that were reserved in a [`Model`].
@@ -78,6 +80,12 @@ impl Model {
             self.push(now, i128::from(cost), permit);
         }
         admitted
+    }
+
+    /// Charges the highest cost up to `most` that fits at `now`. If nothing fits, the result is that of one unit.
+    pub fn charge_up_to(&mut self, now: u64, most: u64) -> Answer {
+        let granted = (1..=most).rev().find(|&cost| self.fits(now, cost)).unwrap_or(0);
+        Answer { granted, ..self.charge(now, granted.max(1), 0) }
     }
 
     /// Charges `cost` at `now`, even if it does not fit. If it does not, the retry time is that of one more unit. If
@@ -163,6 +171,7 @@ impl Model {
             remaining: self.remaining(now),
             retry_after,
             reset_after: self.reset_after(now),
+            granted: 0,
         }
     }
 

@@ -28,8 +28,8 @@ pub use limit::{Limit, LimitError, ParseLimitError};
 #[doc(hidden)]
 pub use limiter::seed_permit_ids;
 pub use limiter::{
-    Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
-    Plan, Reservation, ReservationId, ReservationIdError, Reserved, SharedLimiter,
+    Admission, BatchDecision, BuildError, Charges, CheckError, Grant, Limiter, LimiterBuilder,
+    Permit, Plan, Reservation, ReservationId, ReservationIdError, Reserved, SharedLimiter,
     SharedLimiterBuilder, SharedPermit, SharedReservation, ThresholdEvent, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};

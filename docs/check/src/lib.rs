@@ -25,6 +25,9 @@ pub mod guide_actix {}
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/axum.md"))]
 pub mod guide_axum {}
 
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/budgets.md"))]
+pub mod guide_budgets {}
+
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/tonic.md"))]
 pub mod guide_tonic {}
 

@@ -159,8 +159,8 @@ impl Keyspace {
     }
 
     fn add(&mut self, key: &[u8], by: &[u8], sign: i64) -> Answer {
-        let old = self.string(key)?.map_or(Ok(0), |value| integer(&value))?;
         let by = integer(by)?.checked_mul(sign).ok_or("ERR decrement would overflow")?;
+        let old = self.string(key)?.map_or(Ok(0), |value| integer(&value))?;
         let new = old.checked_add(by).ok_or("ERR increment or decrement would overflow")?;
         let expires = self.entries.get(key).and_then(|entry| entry.expires);
         let value = Value::String(new.to_string().into_bytes());
@@ -201,10 +201,10 @@ impl Keyspace {
     }
 
     fn set_list_item(&mut self, key: &[u8], index: &[u8], value: &[u8]) -> Answer {
-        let index = integer(index)?;
         if self.list(key)?.is_none() {
             return Err("ERR no such key".to_owned());
         }
+        let index = integer(index)?;
         self.change_list(key, |list| {
             let item = position(index, list.len()).and_then(|place| list.get_mut(place));
             let item = item.ok_or("ERR index out of range")?;
@@ -250,6 +250,8 @@ impl Keyspace {
 
     fn sorted_set_command(&mut self, name: &str, key: &[u8], args: &[Vec<u8>]) -> Option<Answer> {
         let read = |keyspace: &Self, answer: fn(&[(f64, Vec<u8>)], &[Vec<u8>]) -> Answer| {
+            // Invalid arguments are reported before a wrong type.
+            answer(&[], args)?;
             keyspace.sorted_set(key).and_then(|members| answer(members, args))
         };
         Some(match (name, args) {

@@ -146,9 +146,47 @@ fn requests_are_decided_by_policies() {
 }
 
 #[test]
+fn a_reservation_is_settled_once() {
+    let service = resp_only(&[]);
+    let reserve: &[&[u8]] =
+        &[b"PACEGATE.RESERVE", b"TTL", b"60", b"COST", b"60", b"ATTR", b"key", b"alice"];
+    let answers = talk(&service, &[reserve, reserve]);
+    let (_, id) = answers.split_once("$11\r\nreservation\r\n$").unwrap();
+    let id = id.split("\r\n").nth(1).unwrap();
+    assert!(answers.ends_with("$11\r\nreservation\r\n$-1\r\n"), "denied: {answers}");
+    let settle: &[&[u8]] = &[b"pacegate.settle", id.as_bytes(), b"25"];
+    let cancel: &[&[u8]] = &[b"PACEGATE.CANCEL", id.as_bytes()];
+    let peek: &[&[u8]] = &[b"PACEGATE.PEEK", b"ATTR", b"key", b"alice"];
+    let answers = talk(&service, &[settle, settle, cancel, peek]);
+    assert!(answers.starts_with(":1\r\n:0\r\n:0\r\n"), "{answers}");
+    assert!(answers.contains("remaining\r\n:75\r\n"), "{answers}");
+    for (command, error) in [
+        (&[&b"PACEGATE.SETTLE"[..], b"x", b"1"][..], "-ERR invalid reservation: "),
+        (&[b"PACEGATE.SETTLE", id.as_bytes()], "-ERR syntax error: expected PACEGATE.SETTLE "),
+        (&[b"PACEGATE.SETTLE", id.as_bytes(), b"-1"], "-ERR used is not a whole number"),
+        (
+            &[b"PACEGATE.CANCEL", id.as_bytes(), b"1"],
+            "-ERR syntax error: expected PACEGATE.CANCEL ",
+        ),
+        (
+            &[b"PACEGATE.RESERVE", b"TTL", b"0", b"ATTR", b"a", b"b"],
+            "-ERR invalid TTL: expected 1 to",
+        ),
+        (
+            &[b"PACEGATE.RESERVE", b"SPENT", b"1", b"ATTR", b"a", b"b"],
+            "-ERR syntax error: expected",
+        ),
+        (&[b"PACEGATE.RESERVE"], "-ERR syntax error: expected"),
+    ] {
+        let answer = talk(&service, &[command]);
+        assert!(answer.starts_with(error), "{answer}");
+    }
+}
+
+#[test]
 fn invalid_commands_get_errors() {
     let service = resp_only(&[]);
-    let usage = "-ERR syntax error: expected [COST n | SPENT n]";
+    let usage = "-ERR syntax error: expected [COST n | SPENT n | UPTO n]";
     for (words, answer) in [
         (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR syntax error: expected CL.THROTTLE key max_burst"),
         (&[b"THROTTLE", b"k", b"0", b"1", b"1"], "-ERR a burst must be at least 1"),

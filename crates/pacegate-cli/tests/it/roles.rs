@@ -56,6 +56,9 @@ const QUEUE: &str = r#"{"domain": "jobs", "attributes": {"queue": "q"}}"#;
 const OWN_QUEUE: &str = r#"{"key": "q", "limit": "50/day concurrency"}"#;
 const HELD: &str = r#"{"domain": "jobs", "attributes": {"queue": "q"}, "permit": "1"}"#;
 const OWN_HELD: &str = r#"{"key": "q", "limit": "50/day concurrency", "permit": "1"}"#;
+/// A reservation without a limit.
+const SETTLE: &str = r#"{"reservation": "AQAAAAAAAAAAAAAAAAAAAAAA", "used": 1}"#;
+const CANCEL: &str = r#"{"reservation": "AQAAAAAAAAAAAAAAAAAAAAAA"}"#;
 const BLOCK: &str = r#"{"policy": "free", "key": "blocked"}"#;
 
 #[test]
@@ -86,6 +89,10 @@ fn http_calls_by_role() {
         ("POST", "/v1/release", OWN_HELD, INLINE),
         ("POST", "/v1/renew", HELD, [401, 409, 409, 409, 409]),
         ("POST", "/v1/renew", OWN_HELD, [401, 403, 409, 403, 409]),
+        ("POST", "/v1/reserve", KEY, ANY_KEY),
+        ("POST", "/v1/reserve", OWN, INLINE),
+        ("POST", "/v1/settle", SETTLE, ANY_KEY),
+        ("POST", "/v1/cancel", CANCEL, ANY_KEY),
         ("GET", "/v1/explain?attribute=key:k", "", ANY_KEY),
         ("GET", "/v1/policies", "", ANY_KEY),
         ("GET", "/v1/auth", "", ANY_KEY),
@@ -166,12 +173,16 @@ fn resp_commands_by_role() {
     let inline = [NOAUTH, NO_INLINE, "", NO_INLINE, ""];
     let admin = [NOAUTH, NOPERM, NOPERM, "", ""];
     let admin_and_inline = [NOAUTH, NOPERM, NOPERM, NO_INLINE, ""];
-    let commands: [(&str, [&str; 5]); 18] = [
+    let commands: [(&str, [&str; 5]); 22] = [
         ("PACEGATE.CHECK ATTR key k", any_key),
         ("PACEGATE.CHECK KEY k LIMIT 5/day", inline),
         ("PACEGATE.PEEK ATTR key k", any_key),
         ("PACEGATE.PEEK KEY k LIMIT 5/day", inline),
         ("PACEGATE.EXPLAIN ATTR key k", any_key),
+        ("PACEGATE.RESERVE ATTR key k", any_key),
+        ("PACEGATE.RESERVE TTL 9 KEY k LIMIT 5/day", inline),
+        ("PACEGATE.SETTLE AQAAAAAAAAAAAAAAAAAAAAAA 1", any_key),
+        ("PACEGATE.CANCEL AQAAAAAAAAAAAAAAAAAAAAAA", any_key),
         ("PACEGATE.RESET ATTR key k", admin),
         ("PACEGATE.RESET KEY k LIMIT 5/day", admin_and_inline),
         ("PACEGATE.REFUND ATTR key k", admin),

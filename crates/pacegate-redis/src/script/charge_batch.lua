@@ -196,9 +196,18 @@ for _ = 1, runs do
     -- Charges are taken in turn, so that later ones see the earlier. All are returned if one does not fit, or if this is
     -- a peek (times = 0). Then those whose excess is recorded are taken again.
     local fits, broken, old, again, units = times > 0, false, {}, {}, {}
+    if times > 1 then
+      -- As often as all enforced cells fit, at least once.
+      local next = place
+      for _ = 1, charges do
+        index, cost, permit, enforced, excess, next = unpack('<I8I8c16I8I8', program, next)
+        if enforced == 1 then times = math.min(times, floor(cells[index].free / cost)) end
+      end
+      times = math.max(times, 1)
+    end
     for _ = 1, charges do
       index, cost, permit, enforced, excess, place = unpack('<I8I8c16I8I8', program, place)
-      if times == 0 then excess = 0 end
+      if times == 0 then excess = 0 else cost = cost * times end
       local cell = cells[index]
       old[#old + 1] = { cell, cell.free, cell.taken, cell.a, cell.b, cell.permits and #cell.permits }
       if excess > 0 then again[#again + 1] = { index, cost, permit, enforced, excess } end

@@ -15,5 +15,7 @@ mod faults;
 mod kit;
 mod layouts;
 mod others;
+mod reservations;
 mod thresholds;
+mod up_to;
 mod workers;

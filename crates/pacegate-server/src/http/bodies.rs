@@ -55,6 +55,9 @@ pub(super) struct CheckResponse {
     #[serde(flatten)]
     #[schemars(with = "DecisionFields")]
     pub(super) decision: Decision,
+    /// Units granted to a request with `up_to`. Absent for other requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) granted: Option<u64>,
     /// Revision of the configuration that decided.
     pub(super) revision: u64,
 }
@@ -78,9 +81,34 @@ pub(super) enum BatchAnswer {
 #[schemars(rename = "Acquired")]
 pub(super) struct AcquireResponse {
     #[serde(flatten)]
-    pub(super) decision: CheckResponse,
+    #[schemars(with = "DecisionFields")]
+    pub(super) decision: Decision,
+    /// Revision of the configuration that decided.
+    pub(super) revision: u64,
     /// Permit for `POST /v1/release` and `POST /v1/renew`. Null if no units are held.
     pub(super) permit: Option<String>,
+}
+
+/// The decision, and a reservation if the request is allowed.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Reserved")]
+pub(super) struct ReserveResponse {
+    #[serde(flatten)]
+    #[schemars(with = "DecisionFields")]
+    pub(super) decision: Decision,
+    /// Revision of the configuration that decided.
+    pub(super) revision: u64,
+    /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the key
+    /// in readable form. Null if the request is denied.
+    pub(super) reservation: Option<String>,
+}
+
+/// The result of settling or cancelling a reservation.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Settled")]
+pub(super) struct SettleResponse {
+    /// False if the reservation was not open: it was settled before, or has expired. Then nothing changed.
+    pub(super) settled: bool,
 }
 
 /// The decision that a request would get, and the state of each limit.
@@ -88,7 +116,10 @@ pub(super) struct AcquireResponse {
 #[schemars(rename = "State")]
 pub(super) struct StateResponse {
     #[serde(flatten)]
-    pub(super) decision: CheckResponse,
+    #[schemars(with = "DecisionFields")]
+    pub(super) decision: Decision,
+    /// Revision of the configuration that decided.
+    pub(super) revision: u64,
     /// The limits that apply.
     #[schemars(with = "Vec<DecisionFields>")]
     pub(super) limits: Vec<Decision>,

@@ -17,6 +17,7 @@ mod problem;
 mod proxy;
 mod report;
 mod request;
+mod reservations;
 mod response;
 mod routes;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Request bodies and query parameters of checks, parsed without copies and validated against the bounds.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData};
+use std::{borrow::Cow, collections::BTreeMap, fmt, marker::PhantomData, time::Duration};
 
 use axum::extract::Query;
 use http::Uri;
@@ -17,6 +17,7 @@ use crate::{
     check::Check,
     config::Bounds,
     inline_limits::{self, InlineLimitError, Limits, MAX_LIMITS},
+    reservations,
 };
 
 /// A request to check: by the configured policies, or for one key with its own limits.
@@ -45,6 +46,9 @@ pub(super) struct CheckBody<'a> {
     /// debt is paid back. For checks only.
     #[serde(default)]
     spent: bool,
+    /// Takes as many units as there are, up to the cost. The answer has their number in `granted`. For checks only.
+    #[serde(default)]
+    pub(super) up_to: bool,
     /// Idempotency key: repeated checks with the same id are charged once. For checks only, with a Redis store.
     #[schemars(length(min = 1, max = 128))]
     id: Option<Text<'a>>,
@@ -60,6 +64,42 @@ pub(super) struct PermitBody<'a> {
     /// The permit that `POST /v1/acquire` returned.
     #[schemars(regex(pattern = "^[0-9a-f]{1,32}$"))]
     permit: Text<'a>,
+}
+
+/// A request whose real cost is known only afterwards; `cost` is the estimate.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "ReserveRequest")]
+pub(super) struct ReserveBody<'a> {
+    #[serde(borrow, flatten)]
+    check: CheckBody<'a>,
+    /// Seconds for which the reservation is open, from 1 to 604800 (7 days). Default: 300. Choose it longer than the
+    /// work can take: then it ends, and the estimate stays charged.
+    #[schemars(range(min = 1, max = 604_800))]
+    ttl: Option<u64>,
+}
+
+/// A reservation to settle.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "SettleRequest")]
+pub(super) struct SettleBody {
+    /// The reservation that `POST /v1/reserve` returned.
+    #[schemars(length(max = 16_384))]
+    pub(super) reservation: String,
+    /// The units that were used. Fewer than the estimate: the rest is returned. More: the difference is charged, and may
+    /// become debt.
+    pub(super) used: u64,
+}
+
+/// A reservation to cancel.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "CancelRequest")]
+pub(super) struct CancelBody {
+    /// The reservation that `POST /v1/reserve` returned.
+    #[schemars(length(max = 16_384))]
+    pub(super) reservation: String,
 }
 
 /// Requests to check independently, in this order.
@@ -141,7 +181,7 @@ pub(super) fn parse_query(uri: &Uri) -> Result<Vec<(String, String)>, ProblemDet
 }
 
 impl<'a> CheckBody<'a> {
-    /// Parses the body of an endpoint that is not a check, and so takes neither `id` nor `spent`.
+    /// Parses the body of an endpoint that is not a check, and so takes neither `id` nor `spent` nor `up_to`.
     pub(super) fn parse_without_id(body: &'a [u8]) -> Result<Self, ProblemDetails> {
         parse::<Self>(body)?.without_id()
     }
@@ -150,6 +190,7 @@ impl<'a> CheckBody<'a> {
         match self.id {
             Some(_) => Err(ProblemDetails::request("`id` is for checks only")),
             None if self.spent => Err(ProblemDetails::request("`spent` is for checks only")),
+            None if self.up_to => Err(ProblemDetails::request("`up_to` is for checks only")),
             None => Ok(self),
         }
     }
@@ -163,6 +204,10 @@ impl<'a> CheckBody<'a> {
             return Err(ProblemDetails::request(format!(
                 "invalid `id`: expected from 1 to {max} bytes"
             )));
+        }
+        if self.spent && self.up_to {
+            let detail = "`spent` and `up_to` exclude each other: spent units are recorded in full";
+            return Err(ProblemDetails::request(detail));
         }
         let (key, limit) = match (&self.key, &self.limit) {
             (None, None) => {
@@ -262,6 +307,15 @@ impl<'a> PermitBody<'a> {
                 ProblemDetails::request(detail)
             })?;
         Ok((permit, check.without_id()?))
+    }
+}
+
+impl<'a> ReserveBody<'a> {
+    /// Returns the time for which the reservation is open, and the request.
+    pub(super) fn split(self) -> Result<(Duration, CheckBody<'a>), ProblemDetails> {
+        let ttl = reservations::ttl(self.ttl)
+            .map_err(|error| ProblemDetails::request(format!("invalid `ttl`: {error}")))?;
+        Ok((ttl, self.check.without_id()?))
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
     block::{self, BlockRequest, BlockResponse},
     bodies::{
         AcquireResponse, BatchResponse, CheckResponse, Done, Health, PolicyList, Reloaded,
-        SeedResponse, StateResponse, StatsResponse,
+        ReserveResponse, SeedResponse, SettleResponse, StateResponse, StatsResponse,
     },
     check,
     clear::{self, ClearRequest, ClearResponse},
@@ -23,7 +23,8 @@ use super::{
     live::{self, LiveResponse, RecentResponse},
     openapi::{Parameter, Route, SchemaOf, schema},
     page, proxy, report,
-    request::{BatchBody, CheckBody, PermitBody},
+    request::{BatchBody, CancelBody, CheckBody, PermitBody, ReserveBody, SettleBody},
+    reservations,
 };
 use crate::{
     envoy::{JsonRequest, JsonResponse},
@@ -103,14 +104,21 @@ fn deny_status(_: &mut schemars::SchemaGenerator) -> Schema {
 
 /// Returns every endpoint except the files of the dashboard.
 pub(super) fn routes() -> Vec<Route> {
-    [checks(), counters(), reports(), operations(), proxies()].into_iter().flatten().collect()
+    let groups = [checks(), reservations(), counters(), reports(), operations(), proxies()];
+    groups.into_iter().flatten().collect()
 }
 
 /// Returns whether the requests for a path count as decisions in the latency of the listener.
 pub(super) fn decides(path: &str) -> bool {
     matches!(
         path,
-        "/v1/check" | "/v1/check/batch" | "/v1/acquire" | "/v1/auth" | "/check" | "/json"
+        "/v1/check"
+            | "/v1/check/batch"
+            | "/v1/acquire"
+            | "/v1/reserve"
+            | "/v1/auth"
+            | "/check"
+            | "/json"
     )
 }
 
@@ -141,6 +149,25 @@ fn checks() -> Vec<Route> {
             .body::<PermitBody<'_>>("Request that acquired the permit, and the permit")
             .returns::<Done>("The permit is held for another period")
             .problem(409, "The permit has expired"),
+    ]
+}
+
+fn reservations() -> Vec<Route> {
+    vec![
+        Route::new("/v1/reserve", "post reserve", post(reservations::reserve))
+            .summary("Charges an estimate, to be settled once the real cost is known")
+            .body::<ReserveBody<'_>>("Request to check; `cost` is the estimate")
+            .decision(&[(JSON, schema::<ReserveResponse>)], &[(JSON, schema::<ReserveResponse>)]),
+        Route::new("/v1/settle", "post settle", post(reservations::settle))
+            .summary(
+                "Ends a reservation with the units that were used; repeated calls change nothing",
+            )
+            .body::<SettleBody>("Reservation, and the units that were used")
+            .returns::<SettleResponse>("The reservation is not open"),
+        Route::new("/v1/cancel", "post cancel", post(reservations::cancel))
+            .summary("Ends a reservation of which nothing was used; repeated calls change nothing")
+            .body::<CancelBody>("Reservation")
+            .returns::<SettleResponse>("The reservation is not open"),
     ]
 }
 

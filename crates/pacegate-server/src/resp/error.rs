@@ -1,10 +1,11 @@
 //! Errors of commands, and their form on the wire.
 
-use pacegate::{CheckError, CostError, LimitError, Request, StoreError};
+use pacegate::{CheckError, CostError, LimitError, Request, ReservationIdError, StoreError};
 
 use super::frame::FrameError;
 use crate::{
     inline_limits::{InlineLimitError, TooLong},
+    reservations::TtlError,
     service::{ADMIN_OFF, INLINE_DENIED},
 };
 
@@ -36,7 +37,8 @@ pub(crate) enum CommandError {
     Http,
     #[error(
         "ERR unknown command '{0}': Pacegate supports CL.THROTTLE, THROTTLE, PACEGATE.CHECK, PACEGATE.PEEK, \
-         PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.CLEAR, PACEGATE.EXPLAIN"
+         PACEGATE.RESERVE, PACEGATE.SETTLE, PACEGATE.CANCEL, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.CLEAR, \
+         PACEGATE.EXPLAIN"
     )]
     UnknownCommand(String),
     #[error("ERR syntax error: expected {0}")]
@@ -57,6 +59,10 @@ pub(crate) enum CommandError {
     ZeroCount,
     #[error("ERR quantity {quantity} exceeds max_burst {burst}")]
     QuantityExceedsBurst { quantity: u64, burst: u64 },
+    #[error("ERR invalid TTL: {0}")]
+    Ttl(#[from] TtlError),
+    #[error("ERR invalid reservation: {0}")]
+    Reservation(#[from] ReservationIdError),
     #[error("ERR unknown policy")]
     UnknownPolicy,
     #[error("ERR {0}")]

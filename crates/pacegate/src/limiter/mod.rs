@@ -19,6 +19,7 @@ mod reservation_id;
 mod resolve;
 mod shared;
 mod thresholds;
+mod up_to;
 mod wait;
 mod wait_queue;
 
@@ -44,6 +45,7 @@ pub use reservation::{Reservation, Reserved, SharedReservation};
 pub use reservation_id::{ReservationId, ReservationIdError};
 pub use shared::{CheckError, SharedLimiter};
 pub use thresholds::ThresholdEvent;
+pub use up_to::Grant;
 pub use wait::{Wait, WaitError};
 
 use self::{evaluator::Evaluator, resolve::spent, wait_queue::WaitQueue};
@@ -71,6 +73,7 @@ use self::{evaluator::Evaluator, resolve::spent, wait_queue::WaitQueue};
 /// | call | use it to |
 /// |---|---|
 /// | [`check`](Self::check), [`check_cost`](Self::check_cost) | decide one key now |
+/// | [`check_up_to`](Self::check_up_to) | take as many units as there are, up to a number |
 /// | [`check_many`](Self::check_many) | decide many keys that are independent of each other |
 /// | [`check_request`](Self::check_request) | decide by policies that match attributes of the request |
 /// | [`check_with`](Self::check_with) | decide by a limit that is known only at the call, such as that of a plan |

@@ -21,6 +21,7 @@ mod shared;
 mod shares;
 mod stats;
 mod thresholds;
+mod up_to;
 mod waiting;
 
 use pacegate::{Algorithm, Limit, Limiter, ManualClock};

@@ -71,6 +71,9 @@ fn follow(history: &History) -> Vec<Crossing> {
                 let charge = charge.cost(cost.min(limit.capacity())).holding(permit.into());
                 let _ = limiter.charges().check(&[charge]).unwrap();
             }
+            Op::UpTo(most) => {
+                let _ = limiter.check_up_to("key", most.min(limit.capacity()));
+            }
             Op::Record(cost, excess) => {
                 let charge = charge.cost(cost).excess(excess);
                 let _ = limiter.charges().check(&[charge]).unwrap();

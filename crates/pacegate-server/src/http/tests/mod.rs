@@ -12,6 +12,7 @@ mod page;
 mod proxy;
 mod rates;
 mod report;
+mod reservations;
 
 use std::{sync::Arc, time::Duration};
 

@@ -260,6 +260,10 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/acquire", SHOP, [401, 401, 403, 200, 200, 200, 200]),
     ("POST /v1/release", HELD, [401, 401, 403, 200, 200, 200, 200]),
     ("POST /v1/renew", HELD, [401, 401, 403, 409, 409, 409, 409]),
+    ("POST /v1/reserve", SHOP, [401, 401, 403, 200, 200, 200, 200]),
+    ("POST /v1/reserve", AD_HOC, [401, 401, 403, 403, 200, 403, 200]),
+    ("POST /v1/settle", SETTLE, [401, 401, 200, 200, 200, 200, 200]),
+    ("POST /v1/cancel", CANCEL, [401, 401, 200, 200, 200, 200, 200]),
     ("GET /v1/explain?domain=shop", "", [401, 401, 403, 200, 200, 200, 200]),
     ("POST /v1/explain", SHOP, [401, 401, 403, 200, 200, 200, 200]),
     ("GET /v1/policies", "", [401, 401, 200, 200, 200, 200, 200]),
@@ -296,6 +300,9 @@ const BLOCK: &str = r#"{"policy":"shop","key":"k"}"#;
 const ENVOY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"a"}],"hitsAddend":0}]}"#;
 const AD_HOC: &str = r#"{"key":"k","limit":"9/hour"}"#;
 const BATCH: &str = r#"{"requests":[{"domain":"shop"}]}"#;
+/// A reservation without a limit.
+const SETTLE: &str = r#"{"reservation":"AQAAAAAAAAAAAAAAAAAAAAAA","used":1}"#;
+const CANCEL: &str = r#"{"reservation":"AQAAAAAAAAAAAAAAAAAAAAAA"}"#;
 const HELD: &str = r#"{"domain":"shop","attributes":{},"permit":"1"}"#;
 
 /// Requests that name a policy. `NAME` is replaced by its name.

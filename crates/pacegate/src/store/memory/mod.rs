@@ -436,6 +436,21 @@ impl Store for MemoryStore {
         Reply::Ready(Ok(self.charge_all(&slots.collect::<SmallVec<[Slot<'_>; 4]>>()).0))
     }
 
+    fn charge_up_to(
+        &self,
+        charges: &[Charge<'_>],
+        most: u64,
+        id: Option<&[u8]>,
+    ) -> Reply<'_, (u64, Outcomes)> {
+        if id.is_some() {
+            return Reply::Ready(Err(StoreError::no_ids()));
+        }
+        let scopes: Vec<Scope> = charges.iter().map(|charge| self.scope_of(charge)).collect();
+        let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
+        let (units, outcomes, _) = self.charge_slots_up_to(&slots.collect::<Vec<_>>(), most);
+        Reply::Ready(Ok((units, outcomes)))
+    }
+
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
         let scope = self.scope_of(charge);
         Reply::Ready(Ok(self.update_slot(&self.slot(charge, &scope), update)))

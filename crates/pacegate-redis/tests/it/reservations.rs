@@ -1,0 +1,206 @@
+//! Reservations of several limiters on one server.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use pacegate::{
+    Algorithm, Limit, ManualClock, Policy, PolicySet, Request, ReservationId, SharedLimiter,
+    StoreError, Timestamp,
+};
+use pacegate_redis::RedisStore;
+use pacegate_testkit::{
+    Random,
+    servers::{Cluster, Flavor, Reply, Server},
+};
+
+use crate::kit::{PATIENT, runtime, two_threads};
+
+const TTL: Duration = Duration::from_secs(600);
+const CLIENTS: u64 = 1_000;
+
+/// Creates a limiter over a separate store.
+async fn limiter(url: &str, clock: &ManualClock, policies: &PolicySet) -> SharedLimiter {
+    let builder = RedisStore::builder(url).unwrap().deadline(PATIENT).clock(clock.clone());
+    SharedLimiter::new(builder.connect().await.unwrap(), policies.clone())
+}
+
+fn clock() -> ManualClock {
+    ManualClock::at(Timestamp::from_secs(1_800_000_000))
+}
+
+fn one_policy(limit: Limit) -> PolicySet {
+    PolicySet::new([Policy::new("tokens", [limit]).per(["key"])]).unwrap()
+}
+
+/// A client reserves from one limiter and settles through two others at once. One in ten never settles. Returns the
+/// units that are used, and the number of settlements that counted.
+async fn client(
+    limiters: &[SharedLimiter],
+    seed: u64,
+    excess: u64,
+    settled: &AtomicU64,
+) -> Option<u64> {
+    let random = &mut Random::new(seed);
+    let estimate = random.between(1, 20);
+    let place = random.below(3) as usize;
+    let reserved = limiters[place].reserve("shared", estimate, TTL).await.unwrap();
+    let reservation = reserved.reservation?;
+    if seed.is_multiple_of(10) {
+        settled.fetch_add(1, Ordering::SeqCst);
+        return Some(estimate);
+    }
+    let actual = random.below(estimate + 1) + random.below(excess + 1);
+    let id: ReservationId = reservation.id().to_string().parse().unwrap();
+    let (first, second) = (&limiters[(place + 1) % 3], &limiters[(place + 2) % 3]);
+    for answer in join_all([first.settle(&id, actual), second.settle(&id, actual)]).await {
+        settled.fetch_add(u64::from(answer.unwrap()), Ordering::SeqCst);
+    }
+    Some(actual)
+}
+
+/// 1,000 clients on 3 limiters. With estimates that are never too low, the limit is kept; otherwise exactly the excess is
+/// charged beyond it.
+#[test]
+fn concurrent_clients_use_exactly_what_they_settle() {
+    for (flavor, algorithm, excess) in [
+        (Flavor::Redis, Algorithm::FixedWindow, 0),
+        (Flavor::Redis, Algorithm::FixedWindow, 30),
+        (Flavor::Redis, Algorithm::SlidingWindow, 30),
+        (Flavor::Redis, Algorithm::SlidingLog, 30),
+        (Flavor::Valkey, Algorithm::TokenBucket, 30),
+    ] {
+        let server = Server::start(flavor);
+        let (clock, settled) = (clock(), AtomicU64::new(0));
+        let amount = 4_000;
+        let limit = Limit::per_day(amount).with_algorithm(algorithm).unwrap();
+        two_threads().block_on(async {
+            let (url, policies) = (server.url(), one_policy(limit));
+            let limiters = join_all([(); 3].map(|()| limiter(&url, &clock, &policies))).await;
+            let clients = (0..CLIENTS).map(|seed| client(&limiters, seed, excess, &settled));
+            let admitted: Vec<u64> = join_all(clients).await.into_iter().flatten().collect();
+            let used: u64 = admitted.iter().sum();
+            assert_eq!(
+                settled.load(Ordering::SeqCst),
+                admitted.len() as u64,
+                "{algorithm}: each once"
+            );
+            let amount = u64::from(amount);
+            assert!(excess > 0 || used <= amount, "{algorithm}: overshoot {used}");
+            assert!(admitted.len() as u64 > CLIENTS / 4, "{algorithm}: {}", admitted.len());
+            let peek = limiters[0].peek("shared").await.unwrap();
+            assert_eq!(peek.remaining(), amount.saturating_sub(used), "{algorithm}: {used} used");
+            if used > amount && algorithm == Algorithm::FixedWindow {
+                clock.advance(Duration::from_secs(86_400));
+                let next = limiters[1].peek("shared").await.unwrap().remaining();
+                assert_eq!(next, amount - (used - amount), "exactly the excess is paid back");
+            }
+        });
+    }
+}
+
+/// Each slot has a part of the reservation.
+#[test]
+fn limits_in_several_slots_are_reserved_together() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    runtime().block_on(async {
+        let policies = [
+            Policy::new("user", ["10/hour"]).per(["user"]),
+            Policy::new("team", ["100/hour burst 100"]).per(["team"]),
+            Policy::new("model", ["20/hour sliding-log"]).per(["model"]),
+        ];
+        let policies = PolicySet::new(policies).unwrap();
+        let limiter = limiter(&cluster.url(), &clock(), &policies).await;
+        let remaining = async |request: &Request<'_>| -> Vec<u64> {
+            let plan = limiter.charges().plan(request);
+            let each = limiter.charges().check_batch(&plan.charges(0).unwrap(), None).await;
+            each.unwrap().each.iter().map(|decision| decision.remaining()).collect()
+        };
+        for user in 0..8 {
+            let (user, model) = (format!("user-{user}"), format!("model-{user}"));
+            let request =
+                Request::new().with("user", &user).with("team", &user).with("model", &model);
+            let reserved = limiter.reserve_request(&request.clone().cost(8), TTL).await.unwrap();
+            let reservation = reserved.into_result().unwrap();
+            let denied = limiter.reserve_request(&request.clone().cost(3), TTL).await.unwrap();
+            assert!(!denied.decision.is_allowed());
+            assert_eq!(remaining(&request).await, [2, 92, 12], "a denial charges nothing");
+            let id: ReservationId = reservation.id().to_string().parse().unwrap();
+            assert!(limiter.settle(&id, 5).await.unwrap());
+            assert!(!limiter.settle(&id, 0).await.unwrap());
+            assert_eq!(remaining(&request).await, [5, 95, 15]);
+        }
+    });
+}
+
+#[test]
+fn a_settlement_ends_a_cached_denial() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let policies = one_policy(Limit::per_hour(10));
+        let limiter = limiter(&server.url(), &clock(), &policies).await;
+        let reserved = limiter.reserve("alice", 10, TTL).await.unwrap();
+        for _ in 0..2 {
+            assert!(!limiter.check("alice").await.unwrap().is_allowed());
+        }
+        let denied = limiter.reserve("alice", 1, TTL).await.unwrap();
+        assert!(denied.reservation.is_none());
+        assert!(reserved.into_result().unwrap().settle(7).await.unwrap());
+        assert_eq!(limiter.check("alice").await.unwrap().remaining(), 2);
+    });
+}
+
+/// While the server hangs, a settlement fails, and its failure mode decides a reservation. The settlement may run later;
+/// repeated, it counts once.
+#[test]
+fn a_settlement_that_timed_out_can_be_repeated() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        runtime().block_on(async {
+            let policies = one_policy(Limit::per_hour(100));
+            let builder = RedisStore::builder(&server.url()).unwrap();
+            let store = builder.deadline(Duration::from_millis(200)).connect().await.unwrap();
+            let limiter = SharedLimiter::new(store, policies);
+            let reserved = limiter.reserve("alice", 60, TTL).await.unwrap();
+            let reservation = reserved.into_result().unwrap();
+            server.pause();
+            let error = reservation.settle(25).await.unwrap_err();
+            assert!(matches!(error, StoreError::TimedOut | StoreError::Interrupted(_)), "{error}");
+            let local = limiter.reserve("alice", 30, TTL).await.unwrap();
+            assert!(local.decision.is_degraded() && local.decision.is_allowed());
+            server.resume();
+            while reservation.settle(25).await.is_err() {
+                tokio::task::yield_now().await;
+            }
+            assert!(!reservation.settle(25).await.unwrap());
+            assert!(local.into_result().unwrap().settle(1).await.unwrap(), "in this process");
+            let remaining = limiter.peek("alice").await.unwrap().remaining();
+            assert!(remaining == 75 || remaining == 45, "{remaining}");
+        });
+    }
+}
+
+/// Reservations of one key are decided in few calls, and so are their settlements.
+#[test]
+fn reservations_are_sent_in_batches() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+        let store = store.connect().await.unwrap();
+        let limiter = SharedLimiter::new(store.clone(), one_policy(Limit::per_day(600)));
+        let reserved = join_all((0..1_000).map(|_| limiter.reserve("hot", 1, TTL))).await;
+        let reservations: Vec<_> =
+            reserved.into_iter().filter_map(|reserved| reserved.unwrap().reservation).collect();
+        assert_eq!(reservations.len(), 600);
+        let trips = store.stats().trips;
+        assert!(trips < 20, "{trips}");
+        let settled = join_all(reservations.iter().map(|reservation| reservation.cancel())).await;
+        assert!(settled.into_iter().all(|settled| settled.unwrap()));
+        assert_eq!(limiter.peek("hot").await.unwrap().remaining(), 600);
+        assert!(store.stats().trips < trips + 20, "{:?}", store.stats());
+        let keys = server.command(&["DBSIZE"]);
+        assert!(matches!(keys, Reply::Int(0)), "an unused counter is not stored: {keys:?}");
+    });
+}
