@@ -326,7 +326,7 @@ impl Shards {
     #[inline]
     fn lock_order(&self, slot: &Slot<'_>) -> usize {
         if slot.limit.algorithm().keeps_log() {
-            self.cells.len() + slot.id.shard(self.logs.len())
+            self.cells.len() + slot.id.shard(self.log_shards())
         } else {
             slot.id.shard(self.cells.len())
         }
@@ -336,7 +336,7 @@ impl Shards {
     fn lock_shard(&self, order: usize) -> Shard<'_> {
         match self.cells.get(order) {
             Some(table) => Shard::Cells(table.0.lock()),
-            None => Shard::Logs(self.logs[order - self.cells.len()].0.lock()),
+            None => Shard::Logs(self.logs()[order - self.cells.len()].0.lock()),
         }
     }
 
