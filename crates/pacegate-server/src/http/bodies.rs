@@ -89,8 +89,8 @@ pub(super) struct AcquireResponse {
 pub(super) struct ReserveResponse {
     #[serde(flatten)]
     pub(super) decision: CheckResponse,
-    /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the key
-    /// in readable form. Null if the request is denied.
+    /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the
+    /// key in readable form. Null if the request is denied.
     pub(super) reservation: Option<String>,
 }
 
