@@ -5,7 +5,7 @@
 //! `TCP_USER_TIMEOUT`; until then they are delivered even if the client has closed its stream.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     ops::RangeInclusive,
     pin::Pin,
@@ -59,6 +59,8 @@ struct State {
     next_connection: u64,
     /// Virtual times at which the server lost data or its clock stepped.
     disturbances: Vec<u64>,
+    /// Times that the clock of the server showed when it reset a key.
+    resets: BTreeSet<u64>,
     /// For each time that the clock of the server showed when it ran commands: the virtual time, and the number of
     /// disturbances before.
     served: BTreeMap<u64, Vec<(u64, usize)>>,
@@ -146,6 +148,7 @@ impl Network {
             connections: BTreeMap::new(),
             next_connection: 1,
             disturbances: Vec::new(),
+            resets: BTreeSet::new(),
             served: BTreeMap::new(),
         };
         let shared = Shared { state: Mutex::new(state), changed: Notify::new(), trace, clock };
@@ -226,6 +229,12 @@ impl Network {
         let served = state.served.get(&shown)?;
         let (_, before) = served.iter().find(|(at, _)| request.contains(at))?;
         Some(*before)
+    }
+
+    /// Returns whether the server reset a key when its clock showed this time. Then the order of that and of other
+    /// commands is unknown.
+    pub fn has_reset_at(&self, shown: u64) -> bool {
+        self.shared.state.lock().resets.contains(&shown)
     }
 
     /// Removes cuts that have not happened yet.
@@ -328,6 +337,11 @@ impl Network {
             let name = String::from_utf8_lossy(&args[0]).into_owned();
             args.iter().for_each(|arg| self.shared.trace.bytes(arg));
             let reply = redis.execute(&mut state.session, args, now);
+            // Only a reset sends it.
+            if name == "UNLINK" {
+                network.disturbances.push(elapsed);
+                network.resets.insert(now);
+            }
             let before = replies.len();
             reply.encode(state.session.resp3, &mut replies);
             self.shared.trace.bytes(&replies[before..]);

@@ -73,7 +73,12 @@ fn decided<'a>(world: &World, events: &'a Events) -> Vec<Decided<'a>> {
     let mut decided = Vec::new();
     for check in &events.checks {
         let Some(answer) = check.answer.filter(|answer| !answer.is_degraded()) else { continue };
-        let request = check.started..=check.ended;
+        if world.network.has_reset_at(answer.decided_at) {
+            continue;
+        }
+        // The stored answer of a repeated request may be older than the request.
+        let started = if world.scenario.with_ids { 0 } else { check.started };
+        let request = started..=check.ended;
         let before = world.network.disturbances_before(answer.decided_at, request);
         // Leases and the deny cache only estimate the time of the server.
         let before = before.filter(|_| answer.source == Source::Store);
@@ -168,7 +173,8 @@ impl Judge<'_> {
                 let closed = |check| format!("{} fails closed: {check:?}", counter.name());
                 return degraded.into_iter().map(closed).collect();
             }
-            FailureMode::Local { numerator, denominator } => {
+            // A reset also resets the counters of its host.
+            FailureMode::Local { numerator, denominator } if !self.world.scenario.with_resets => {
                 counter.limit.share(numerator, denominator)
             }
             _ => return violations,
@@ -300,10 +306,12 @@ impl Judge<'_> {
             };
             let Some(retry) = answer.retry_after else { continue };
             let is_outdated = answer.source == Source::DenyCache && self.is_disturbed(denied);
-            if denied.check.is_permit
-                || is_outdated
-                || self.refunded(denied.check.key, u64::MAX) > 0
-            {
+            // A host may return leased units at any time.
+            let has_leases = |&policy: &usize| self.world.scenario.policies[policy].lease.is_some();
+            let is_returned = self.world.scenario.with_lease_returns
+                && denied.check.policies.iter().any(has_leases);
+            let is_refunded = self.refunded(denied.check.key, u64::MAX) > 0;
+            if denied.check.is_permit || is_outdated || is_returned || is_refunded {
                 continue;
             }
             let is_too_early = |other: &&Decided<'_>| {

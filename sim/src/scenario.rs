@@ -33,6 +33,12 @@ pub struct Scenario {
     pub with_refunds: bool,
     /// Whether clients cancel some requests.
     pub with_cancellations: bool,
+    /// Whether requests have an id, and are repeated with it if the server did not decide.
+    pub with_ids: bool,
+    /// Whether clients reset keys.
+    pub with_resets: bool,
+    /// Whether hosts return their leases now and then.
+    pub with_lease_returns: bool,
     /// Whether the deny cache is on.
     pub with_deny_cache: bool,
     /// Virtual seconds of the workload. Twice as many faults fit into twice the time.
@@ -109,6 +115,9 @@ impl Scenario {
             _ => FaultKind::ALL.into_iter().filter(|_| random.one_in(3)).collect(),
         };
         Self {
+            with_resets: random.one_in(6),
+            with_ids: random.one_in(4),
+            with_lease_returns: random.one_in(2),
             hosts: random.between(1, 4) as usize,
             clients: random.between(1, 12) as usize,
             keys: random.between(1, 3) as usize,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::{Clock, Request};
+use pacegate::{Clock, Request, SharedPermit};
 use pacegate_testkit::Random;
 use tokio::time::{sleep, timeout};
 
@@ -27,9 +27,16 @@ pub(crate) async fn client(world: World, client: usize, mut random: Random) {
         sleep(Duration::from_millis(random.below(world.scenario.pause))).await;
         let choice = choose(&world, client, &mut random);
         let holds_permits = world.scenario.policies[choice.policies[0]].holds_permits();
-        match holds_permits {
-            true => hold(&world, choice, &mut random).await,
-            false => check(&world, choice, &mut random).await,
+        if world.scenario.with_lease_returns && random.one_in(50) {
+            let result = world.hosts[choice.host].store.return_leases().await;
+            world.trace.event(format_args!("host {} returns its leases: {result:?}", choice.host));
+        }
+        if world.scenario.with_resets && random.one_in(100) {
+            reset(&world, choice).await;
+        } else if holds_permits {
+            hold(&world, choice, &mut random).await;
+        } else {
+            check(&world, choice, &mut random).await;
         }
     }
 }
@@ -116,12 +123,32 @@ fn patience(world: &World, random: &mut Random) -> Duration {
     }
 }
 
+/// Sends a request. With an id, repeats it until the server decides, three times at most.
 async fn check(world: &World, choice: Choice, random: &mut Random) {
-    let host = &world.hosts[choice.host];
     let (names, key) = (names(world), format!("k{}", choice.key));
     let request = choice.request(&names, &key);
+    if !world.scenario.with_ids {
+        return check_once(world, &choice, &request, random).await.map_or((), drop);
+    }
+    let id = random.number().to_le_bytes();
+    let request = request.id(&id).expect("a short id");
+    for _ in 0..3 {
+        let answer = check_once(world, &choice, &request, random).await;
+        if answer.is_some_and(|answer| !answer.is_degraded()) {
+            return;
+        }
+    }
+}
+
+async fn check_once(
+    world: &World,
+    choice: &Choice,
+    request: &Request<'_>,
+    random: &mut Random,
+) -> Option<Answer> {
+    let host = &world.hosts[choice.host];
     let index = choice.start(world, false);
-    let checking = timeout(patience(world, random), host.limiter.check_request(&request));
+    let checking = timeout(patience(world, random), host.limiter.check_request(request));
     let answer = match checking.await {
         Ok(Ok(decision)) => Some(Answer::new(&decision, host.clock.now().as_micros())),
         Ok(Err(error)) => {
@@ -136,9 +163,25 @@ async fn check(world: &World, choice: Choice, random: &mut Random) {
     if is_counted && world.scenario.with_refunds && random.one_in(8) {
         let refund = Refund { key: choice.key, cost: choice.cost, started: world.time.now() };
         world.history.change(|events| events.refunds.push(refund));
-        let result = host.limiter.refund_request(&request).await;
+        let result = host.limiter.refund_request(request).await;
         world.trace.event(format_args!("refund of {refund:?}: {result:?}"));
     }
+    answer
+}
+
+/// Resets a key. When the server does it, a new segment of the history starts, as after a loss of data.
+async fn reset(world: &World, choice: Choice) {
+    let limiter = &world.hosts[choice.host].limiter;
+    let (names, key) = (names(world), format!("k{}", choice.key));
+    let request = choice.request(&names, &key);
+    let plan = limiter.charges().plan(&request);
+    let result = match plan.charges(0) {
+        Ok(charges) => limiter.charges().reset(&charges).await,
+        Err(error) => {
+            return world.history.change(|events| events.violations.push(error.to_string()));
+        }
+    };
+    world.trace.event(format_args!("reset of key {}: {result:?}", choice.key));
 }
 
 /// Takes a permit, holds it for some time, and returns it.
@@ -160,6 +203,10 @@ async fn hold(world: &World, choice: Choice, random: &mut Random) {
     choice.finish(world, index, Some(answer));
     let Some(permit) = admission.permit else { return };
     sleep(Duration::from_millis(random.below(2 * world.scenario.pause))).await;
+    if random.one_in(3) {
+        renew(world, &choice, index, &permit).await;
+        sleep(Duration::from_millis(random.below(world.scenario.pause))).await;
+    }
     let now = world.time.now();
     world.history.change(|events| events.checks[index].released = Some(now));
     match random.one_in(2) {
@@ -169,4 +216,22 @@ async fn hold(world: &World, choice: Choice, random: &mut Random) {
             world.trace.event(format_args!("client {}: release: {result:?}", choice.client));
         }
     }
+}
+
+/// Renews a permit, which must succeed until it expires, unless the server lost data.
+async fn renew(world: &World, choice: &Choice, index: usize, permit: &SharedPermit) {
+    let renewed = permit.renew().await;
+    world.trace.event(format_args!("client {}: renewal: {renewed:?}", choice.client));
+    let period = world.scenario.policies[choice.policies[0]].limits[0].period();
+    let now = world.time.now();
+    world.history.change(|events| {
+        let check = &events.checks[index];
+        let is_young = Duration::from_micros(now - check.started) < period;
+        let is_counted = check.answer.is_some_and(|answer| !answer.is_degraded());
+        let is_undisturbed = world.network.disturbances().is_empty();
+        if is_young && is_counted && is_undisturbed && renewed == Ok(false) {
+            let problem = format!("a permit was lost: {check:?}");
+            events.violations.push(problem);
+        }
+    });
 }

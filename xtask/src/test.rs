@@ -16,12 +16,13 @@ pub(crate) enum Histories {
 }
 
 /// The cargo commands, the fastest first.
-const STEPS: [&str; 4] = [
+const STEPS: [&str; 5] = [
     "test --workspace --lib --bins --examples",
     "test --workspace --test it --test fronts --test servers",
     // Most of the time these tests wait for failovers or for windows to end.
     "test --workspace --test redis -- --test-threads 4",
     "test --workspace --doc",
+    "test --release --manifest-path sim/Cargo.toml --target-dir target/sim",
 ];
 
 /// With a separate target directory, so that its flags do not rebuild everything else.

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     CommandError,
-    decider::{self, InlineLimits, RequestArgs},
+    decider::{self, InlineLimits, RequestArgs, Units},
     runtime,
 };
 
@@ -43,6 +43,10 @@ pub(super) struct Check {
     /// The units are already spent: record them in full, even if they exceed a limit
     #[arg(long)]
     spent: bool,
+
+    /// Take as many units as there are, up to --cost
+    #[arg(long, conflicts_with = "spent")]
+    up_to: bool,
 
     /// Number of checks
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -81,21 +85,19 @@ pub(super) fn run(args: &Check) -> Result<ExitCode, CommandError> {
 async fn decide(args: &Check, limits: &[Limit]) -> Result<ExitCode, CommandError> {
     let decider = args.request.decider().await?;
     let inline = args.key.as_deref().map(|key| InlineLimits { key, limits });
+    let units = Units { cost: args.cost, spent: args.spent, up_to: args.up_to };
     let mut output = BufWriter::new(io::stdout().lock());
     let mut code = ExitCode::SUCCESS;
     for time in 1..=args.times {
-        let response = decider
-            .decide(&args.request, inline, (args.cost, args.spent))
-            .await
-            .map_err(|error| {
-                let hint = match error.downcast_ref() {
-                    Some(LocalError::Check(_)) => {
-                        "use a smaller cost, or a limit with a burst such as '5/minute burst 20'"
-                    }
-                    _ => decider::hint(&error, "check that the server is running, and see its log"),
-                };
-                CommandError::new(error, "cannot decide", hint)
-            })?;
+        let response = decider.decide(&args.request, inline, units).await.map_err(|error| {
+            let hint = match error.downcast_ref() {
+                Some(LocalError::Check(_)) => {
+                    "use a smaller cost, or a limit with a burst such as '5/minute burst 20'"
+                }
+                _ => decider::hint(&error, "check that the server is running, and see its log"),
+            };
+            CommandError::new(error, "cannot decide", hint)
+        })?;
         code = ExitCode::from(u8::from(response.value["allowed"] != true));
         match args.json {
             true => writeln!(output, "{}", response.text),
@@ -148,7 +150,12 @@ fn decision_text(answer: &Value) -> String {
         (false, Some(wait)) => format!("retry in {}", decider::short_time(wait)),
     };
     let verb = if answer["allowed"] == true { "allowed" } else { "denied" };
-    format!("{verb} by {by}, {remaining} remaining, {rest}{degraded}{}", shadow(answer))
+    let granted = match answer["granted"].as_u64() {
+        None => String::new(),
+        Some(1) => ", 1 unit granted".to_owned(),
+        Some(units) => format!(", {units} units granted"),
+    };
+    format!("{verb} by {by}{granted}, {remaining} remaining, {rest}{degraded}{}", shadow(answer))
 }
 
 fn shadow(answer: &Value) -> &'static str {

@@ -90,6 +90,16 @@ pub(super) struct InlineLimits<'a> {
     pub(super) limits: &'a [Limit],
 }
 
+/// The units of a check.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Units {
+    pub(super) cost: u64,
+    /// They are already spent: record them in full.
+    pub(super) spent: bool,
+    /// Take fewer if fewer are left.
+    pub(super) up_to: bool,
+}
+
 /// Returns the hint for a failed check: `otherwise`, unless the store is unavailable.
 pub(super) fn hint(error: &anyhow::Error, otherwise: &'static str) -> &'static str {
     match error.downcast_ref() {
@@ -208,14 +218,19 @@ impl Decider {
         &self,
         request: &RequestArgs,
         inline: Option<InlineLimits<'_>>,
-        (cost, spent): (u64, bool),
+        units: Units,
     ) -> anyhow::Result<Response> {
+        let Units { cost, spent, up_to } = units;
         match self {
             Self::Local(engine) => {
                 let text = match inline {
+                    Some(InlineLimits { key, limits }) if up_to => {
+                        engine.check_inline_up_to(key, limits, cost).await?
+                    }
                     Some(InlineLimits { key, limits }) => {
                         engine.check_inline(key, limits, cost, spent).await?
                     }
+                    None if up_to => engine.check_up_to(&request.to_request(cost)).await?,
                     None => {
                         let request = request.to_request(cost);
                         let request = if spent { request.spent() } else { request };
@@ -225,7 +240,7 @@ impl Decider {
                 Ok(Response { value: serde_json::from_str(&text)?, text })
             }
             Self::Server(client) => {
-                let body = body(request, inline, (cost, spent));
+                let body = body(request, inline, units);
                 let (status, answer) = client.ask("/v1/check", Some(body)).await?;
                 parse_response(status, &answer, &[200, 429], &["allowed"])
             }
@@ -234,11 +249,8 @@ impl Decider {
 }
 
 /// Returns the request body of a check.
-fn body(
-    request: &RequestArgs,
-    inline: Option<InlineLimits<'_>>,
-    (cost, spent): (u64, bool),
-) -> Bytes {
+fn body(request: &RequestArgs, inline: Option<InlineLimits<'_>>, units: Units) -> Bytes {
+    let Units { cost, spent, up_to } = units;
     let mut body = match inline {
         Some(InlineLimits { key, limits }) => {
             let limits: Vec<_> = limits.iter().map(Limit::to_string).collect();
@@ -250,6 +262,9 @@ fn body(
     };
     if spent {
         body["spent"] = true.into();
+    }
+    if up_to {
+        body["up_to"] = true.into();
     }
     body.to_string().into()
 }

@@ -23,8 +23,8 @@ use crate::{
 pub(crate) struct PendingRequest {
     /// Charged all or nothing. On a cluster, all are in one slot.
     pub(crate) charges: CellCharges,
-    /// Maximum number of times to charge. The script charges as often as the limit allows. 0 is a peek. Only a draw of
-    /// a lease, which has a single charge, uses more than 1.
+    /// Maximum number of times to charge. The script charges as often as the limits allow. 0 is a peek. More than 1 is a
+    /// draw of a lease, or a request for up to this many units. Several charges then have a cost of 1.
     pub(crate) times: u64,
     /// The Redis key that stores the answer, if the request has an id.
     pub(crate) once: Option<CellId>,
@@ -196,13 +196,13 @@ impl Batch {
     }
 
     /// Returns whether `charge_simple.lua` can decide the batch: each request has one charge, no id and no reservation,
-    /// each cell has one run, there are no peeks, and no cell is a log.
+    /// each cell has one run, there are no peeks, and no cell is a log or has a calendar period.
     pub(crate) fn is_simple(&self) -> bool {
         self.runs.len() == self.cells.len()
             && self.once().is_none()
             && self.requests.iter().all(|request| request.reservation.is_none())
             && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
-            && self.cells.iter().all(|cell| !cell.is_log())
+            && self.cells.iter().all(|cell| !cell.is_log() && cell.limit.calendar().is_none())
     }
 
     /// Adds the keys and the program to a script call.

@@ -117,8 +117,10 @@ impl Replay {
                     snapshots.extend(self.repeat(batch, run, charge, &mut answers));
                 }
                 charges => {
-                    let outcomes = self.charge_all(run, charges);
-                    answers[run.requests[0] as usize] = self.answer(run, outcomes);
+                    let (granted, outcomes) = self.charge_all(run, charges);
+                    let answer = self.answer(run, outcomes);
+                    answers[run.requests[0] as usize] =
+                        answer.map(|answer| Answer { granted, ..answer });
                 }
             }
         }
@@ -132,6 +134,10 @@ impl Replay {
                 (Content::State(state), _) => Fact::State(state),
                 (Content::Log { reset, .. }, Some(wait)) => {
                     Fact::Log { cost: 1, wait, free: 0, reset }
+                }
+                // Replaces the cached denial of a lower limit, whose wait is longer now.
+                (Content::Log { reset, .. }, None) if replica.taken > 0 && !replica.denied => {
+                    Fact::Log { cost: 1, wait: 0, free: 0, reset }
                 }
                 _ => continue,
             };
@@ -167,21 +173,23 @@ impl Replay {
     }
 
     /// Charges several cells in order, so that later charges see the earlier ones. Restores them if one does not fit,
-    /// or if the request is a peek. Then charges those whose excess is recorded again.
-    fn charge_all(&mut self, run: &Run, charges: &[CellCharge]) -> Vec<Outcome> {
+    /// or if the request is a peek. Then charges those whose excess is recorded again. Returns the number of times, and
+    /// the outcomes.
+    fn charge_all(&mut self, run: &Run, charges: &[CellCharge]) -> (u64, Vec<Outcome>) {
+        let times = self.times(run, charges);
         let before: SmallVec<[(usize, Replica); 8]> =
             run.cells.iter().map(|&cell| (cell as usize, self.replicas[cell as usize])).collect();
         let mut outcomes: Vec<Outcome> = Vec::with_capacity(charges.len());
         let is_peek = run.times == 0;
         for (&cell, charge) in run.cells.iter().zip(charges) {
             let excess = if is_peek { Excess::Reject } else { charge.excess };
-            let charge = CellCharge { excess, ..*charge };
+            let charge = CellCharge { excess, cost: charge.cost * times, ..*charge };
             outcomes.push(self.charge(cell as usize, &charge, &mut None));
         }
         let fits =
             |(outcome, charge): (&Outcome, &CellCharge)| outcome.is_admitted() || !charge.enforced;
         if !is_peek && outcomes.iter().zip(charges).all(fits) && !self.is_foreign(run) {
-            return outcomes;
+            return (times, outcomes);
         }
         let is_foreign = self.is_foreign(run);
         for &(cell, replica) in before.iter().rev() {
@@ -195,11 +203,23 @@ impl Replay {
                 *outcome = Outcome::admitted(untouched.remaining(), untouched.reset_after());
             }
         }
-        outcomes
+        (0, outcomes)
     }
 
-    /// Charges a cell up to `times` times. Returns how often it fitted, and the last outcome. Several charges are one
-    /// step, since a lease may draw millions of units.
+    /// Returns how often all cells that are enforced fit, at least 1.
+    fn times(&self, run: &Run, charges: &[CellCharge]) -> u64 {
+        if run.times <= 1 {
+            return 1;
+        }
+        let pairs = run.cells.iter().zip(charges).filter(|(_, charge)| charge.enforced);
+        let free = pairs.map(|(&cell, charge)| {
+            self.replicas[cell as usize].peek(charge, self.now).remaining() / charge.cost.max(1)
+        });
+        free.min().map_or(run.times, |free| free.clamp(1, run.times))
+    }
+
+    /// Charges a cell up to `times` times. Returns how often it fitted, and the outcome of these charges, or if there are
+    /// none, of the first. Several charges are one step, since a lease may draw millions of units.
     fn charge_times(
         &mut self,
         cell: usize,
@@ -213,11 +233,9 @@ impl Replay {
         if granted == times {
             return (granted, self.charge(cell, &several, wait));
         }
-        if granted > 0 {
-            self.charge(cell, &several, wait);
-        }
-        let outcome = self.charge(cell, charge, wait);
-        (granted + u64::from(outcome.is_admitted()), outcome)
+        let outcome = (granted > 0).then(|| self.charge(cell, &several, wait));
+        let next = self.charge(cell, charge, wait);
+        (granted + u64::from(next.is_admitted()), outcome.unwrap_or(next))
     }
 
     fn charge(&mut self, cell: usize, charge: &CellCharge, wait: &mut Option<u64>) -> Outcome {

@@ -5,6 +5,7 @@ mod counters;
 mod releases;
 mod reservations;
 mod session;
+mod up_to;
 
 use std::{
     sync::{Arc, Weak},
@@ -128,6 +129,15 @@ impl Store for RedisStore {
             None => self.inner.charge(charges, id),
             Some(state) => self.inner.charge_counters(state, charges, id),
         }
+    }
+
+    fn charge_up_to(
+        &self,
+        charges: &[Charge<'_>],
+        most: u64,
+        id: Option<&[u8]>,
+    ) -> Reply<'_, (u64, Outcomes)> {
+        self.inner.charge_up_to(charges, most, id)
     }
 
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
@@ -354,7 +364,7 @@ impl Inner {
         reservation: Option<(u128, Duration)>,
     ) -> Result<responder::Reply, StoreError> {
         let names = &self.common.names;
-        let once = id.map(|id| names.answer(id, &charges));
+        let once = id.map(|id| names.answer(id, &charges, times));
         let reservation = reservation.map(|(id, ttl)| NewReservation {
             key: names.reservation(id, &charges),
             ttl: u64::try_from(ttl.as_micros()).map_or(MAX_TTL, |ttl| ttl.clamp(1, MAX_TTL)),

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pacegate::{
-    Charge, CheckError, CostError, Decision, KeyRef, Limit, Plan, PolicyName, Request, Reserved,
-    SharedReservation,
+    Charge, CheckError, CostError, Decision, Grant, KeyRef, Limit, Plan, PolicyName, Request,
+    Reserved, SharedReservation,
 };
 
 use crate::{engine::Engine, inline_limits::Limits};
@@ -38,6 +38,15 @@ impl Check<'_> {
                 Ok(engine.verdict(&charges, *id).await?.decision)
             }
         }
+    }
+
+    /// Charges as many units as all limits have, up to the cost.
+    pub(crate) async fn decide_up_to(&self, engine: &Engine) -> Result<Grant, CheckError> {
+        let limits = self.limits(engine);
+        // The cost may exceed a limit.
+        let mut charges = limits.charges(self.cost().min(1))?;
+        charges.iter_mut().for_each(|charge| charge.cost = self.cost());
+        engine.check_up_to(&charges, self.id()).await
     }
 
     /// Reserves the cost, as an estimate, of all limits, or none.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use pacegate::{
-    BatchDecision, Charge, Charges, CheckError, Decision, Excess, Limiter, Plan, PolicyName,
+    BatchDecision, Charge, Charges, CheckError, Decision, Excess, Grant, Limiter, Plan, PolicyName,
     PolicySet, Request, ReservationId, Reserved, SharedLimiter, SharedReservation, Stats,
     StoreError, Timestamp,
 };
@@ -162,6 +162,28 @@ impl Engine {
             self.record(charges, verdict.decision);
         }
         Ok(verdict)
+    }
+
+    /// Charges as many units as all limits have, up to the cost of the charges.
+    pub(crate) async fn check_up_to(
+        &self,
+        charges: &[Charge<'_>],
+        id: Option<&[u8]>,
+    ) -> Result<Grant, CheckError> {
+        // Units that are not granted are not spent.
+        let charges: Vec<_> = charges.iter().map(|charge| charge.excess(Excess::Reject)).collect();
+        let blocked = match self.blocks.any() {
+            true => self.blocked(&charges, id).await?,
+            false => None,
+        };
+        let grant = match blocked {
+            Some(verdict) => Grant { units: 0, decision: verdict.decision },
+            None => self.charges().check_up_to(&charges, id).await?,
+        };
+        if self.recent.is_open() {
+            self.record(&charges, grant.decision);
+        }
+        Ok(grant)
     }
 
     async fn unblocked(

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use pacegate::{
-    BuildError, Charge, CheckError, Decision, KeyRef, Limit, Limiter, PolicyName, Request,
+    BuildError, Charge, CheckError, Decision, Grant, KeyRef, Limit, Limiter, PolicyName, Request,
     SharedLimiter, Source, policy::FailureMode,
 };
 use pacegate_redis::{ConnectError, RedisStore, UrlError};
 use serde_json::Value;
 
 use crate::{
+    check::Check,
     config::{Settings, StoreSettings},
     engine::Engine,
     explain,
@@ -83,6 +84,38 @@ impl LocalEngine {
     /// If the cost can never be admitted, or the store is unavailable.
     pub async fn check(&self, request: &Request<'_>) -> Result<String, LocalError> {
         self.answer(self.engine.check(request).await?)
+    }
+
+    /// Charges a request with as many units as there are, up to its cost. Returns the decision as JSON, with the number
+    /// of units in `granted`.
+    ///
+    /// # Errors
+    ///
+    /// If the store is unavailable or does not support it.
+    pub async fn check_up_to(&self, request: &Request<'_>) -> Result<String, LocalError> {
+        self.grant(&Check::Policies(request.clone())).await
+    }
+
+    /// Charges a key with as many units as its inline limits have, up to `most`. See [`LocalEngine::check_up_to`].
+    ///
+    /// # Errors
+    ///
+    /// If the store is unavailable or does not support it.
+    pub async fn check_inline_up_to(
+        &self,
+        key: &str,
+        limits: &[Limit],
+        most: u64,
+    ) -> Result<String, LocalError> {
+        let (key, limits) = (key.as_bytes(), limits.iter().copied().collect());
+        self.grant(&Check::Inline { key, limits, cost: most, id: None, spent: false }).await
+    }
+
+    async fn grant(&self, check: &Check<'_>) -> Result<String, LocalError> {
+        let Grant { units, decision } = check.decide_up_to(&self.engine).await?;
+        let mut answer: Value = serde_json::from_str(&self.answer(decision)?)?;
+        answer["granted"] = units.into();
+        Ok(answer.to_string())
     }
 
     /// Decides a key by inline limits. `spent`: the cost is recorded in full. Returns the decision as JSON.

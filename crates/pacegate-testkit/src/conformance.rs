@@ -5,7 +5,7 @@ use pacegate::{
     algorithm::Outcome,
 };
 
-use crate::{History, Model, Op, Random, rates};
+use crate::{History, Model, Op, Random, rates, up_to};
 
 /// A store under test, with control over its clock.
 pub trait Subject: Sync {
@@ -26,6 +26,11 @@ pub trait Subject: Sync {
 
     /// Returns `true` if the store can record charges that do not fit. Default: it can.
     fn supports_excess(&self) -> bool {
+        true
+    }
+
+    /// Returns `true` if the store supports [`Store::charge_up_to`]. Default: it does.
+    fn supports_up_to(&self) -> bool {
         true
     }
 
@@ -54,8 +59,14 @@ pub fn conformance(subject: &impl Subject, histories: u64) {
     for &algorithm in &algorithms {
         follow_histories(subject, algorithm, 0..histories);
     }
+    if subject.store().supports(&["1/month".parse().expect("valid limit")], false).is_ok() {
+        follow_calendar_histories(subject, 0..histories);
+    }
     rejects_unsupported_updates(subject);
     all_or_nothing(subject, histories.min(500));
+    if subject.supports_up_to() {
+        up_to::all_limits_grant_the_same(subject, histories.min(500));
+    }
     keys_are_apart(subject);
     rates::counters_are_apart(subject, histories.min(500));
     if algorithms.contains(&Algorithm::TokenBucket) {
@@ -74,18 +85,34 @@ pub fn conformance(subject: &impl Subject, histories: u64) {
 /// Panics if the store and the model differ.
 pub fn follow_histories(subject: &impl Subject, algorithm: Algorithm, seeds: Range<u64>) {
     for seed in seeds {
-        let mut history = History::random(seed, algorithm);
-        history.ops.retain(|op| match op {
-            Op::Refund(_) => subject.supports_update(Update::Refund),
-            Op::Reset => subject.supports_update(Update::Reset),
-            Op::Release(_) => subject.supports_update(Update::Release),
-            Op::Renew(_) => subject.supports_update(Update::Renew),
-            Op::Record(..) => subject.supports_excess(),
-            Op::Reserve(..) | Op::Settle(..) => subject.supports_reservations(),
-            Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
-        });
-        follow(subject, &history);
+        follow_supported(subject, History::random(seed, algorithm));
     }
+}
+
+/// Runs random histories of limits with a calendar period, as [`follow_histories`] does.
+///
+/// # Panics
+///
+/// Panics if the store and the model differ.
+pub fn follow_calendar_histories(subject: &impl Subject, seeds: Range<u64>) {
+    for seed in seeds {
+        follow_supported(subject, History::random_calendar(seed));
+    }
+}
+
+/// Follows a history without the operations that the store does not support.
+fn follow_supported(subject: &impl Subject, mut history: History) {
+    history.ops.retain(|op| match op {
+        Op::Refund(_) => subject.supports_update(Update::Refund),
+        Op::Reset => subject.supports_update(Update::Reset),
+        Op::Release(_) => subject.supports_update(Update::Release),
+        Op::Renew(_) => subject.supports_update(Update::Renew),
+        Op::Record(..) => subject.supports_excess(),
+        Op::UpTo(_) => subject.supports_up_to(),
+        Op::Reserve(..) | Op::Settle(..) => subject.supports_reservations(),
+        Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
+    });
+    follow(subject, &history);
 }
 
 /// Returns the algorithms that the store supports, at least one of which limits a rate.
@@ -132,7 +159,7 @@ fn rejects_unsupported_updates(subject: &impl Subject) {
 
 /// Runs a history on the store and compares every outcome with the model.
 fn follow(subject: &impl Subject, history: &History) {
-    let name = format!("history-{}-{}", history.limit.algorithm(), history.seed);
+    let name = format!("history-{}-{}", history.limit, history.seed);
     let (mut limit, mut now) = (history.limit, history.start);
     let (mut expected, mut reserved) = (history.answers().into_iter(), 0);
     // A store may ignore a step back of less than a millisecond, as a difference between CPU clocks. So the
@@ -157,8 +184,8 @@ fn follow(subject: &impl Subject, history: &History) {
                     history.seed
                 );
             }
-            Op::Charge(..) | Op::Record(..) | Op::Reserve(..) => {
-                let charged = match *op {
+            Op::Charge(..) | Op::Record(..) | Op::Reserve(..) | Op::UpTo(_) => {
+                let called = match *op {
                     Op::Record(cost, excess) => Call::Record(cost, excess),
                     Op::Reserve(estimate, ttl) => {
                         reserved += 1;
@@ -166,14 +193,17 @@ fn follow(subject: &impl Subject, history: &History) {
                         Call::Reserve(estimate.min(limit.capacity()), id, ttl)
                     }
                     Op::Charge(cost, permit) => Call::Charge(cost.min(limit.capacity()), permit),
+                    Op::UpTo(most) => Call::UpTo(most.min(limit.capacity())),
                     _ => continue,
                 };
-                let outcome = call(subject, &name, limit, charged);
+                let answer = call(subject, &name, limit, called);
                 let expected = expected.next().expect("a model result for every charge");
                 assert!(
-                    outcome.as_ref().is_some_and(|outcome| expected.is(outcome)),
+                    answer.is_some_and(|(units, outcome)| {
+                        expected.is(&outcome) && units == expected.granted
+                    }),
                     "seed {} step {step} of {:?} ({op:?} at {now:?} under {limit}): \
-                     expected {expected:?}, got {outcome:?}",
+                     expected {expected:?}, got {answer:?}",
                     history.seed,
                     history,
                 );
@@ -203,6 +233,7 @@ fn settle(subject: &impl Subject, key: &str, limit: Limit, (id, actual): (u128, 
 
 enum Call {
     Charge(u64, u64),
+    UpTo(u64),
     Record(u64, Excess),
     Reserve(u64, u128, u64),
     Refund(u64),
@@ -211,9 +242,11 @@ enum Call {
     Renew(u64),
 }
 
-/// Makes one call for one key. Charges return an outcome.
-fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<Outcome> {
+/// Makes one call for one key. Charges return an outcome, and [`Call::UpTo`] also the number of units, which is 0 for
+/// other charges.
+fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<(u64, Outcome)> {
     let store = subject.store();
+    let first = |outcomes: Outcomes| outcomes.first().map(|outcome| (0, *outcome));
     key.with(|key| {
         let policy = "conformance".parse().expect("a name");
         let mut charge = Charge::new(policy, key, limit).counter(Counter::Policy);
@@ -221,17 +254,19 @@ fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<O
             match call {
                 Call::Charge(cost, permit) => {
                     (charge.cost, charge.permit) = (cost, permit_id(permit));
-                    return work(store.charge(&[charge], None).await).first().copied();
+                    return first(work(store.charge(&[charge], None).await));
+                }
+                Call::UpTo(most) => {
+                    let (units, outcomes) = work(store.charge_up_to(&[charge], most, None).await);
+                    return outcomes.first().map(|outcome| (units, *outcome));
                 }
                 Call::Record(cost, excess) => {
                     let charge = charge.cost(cost).excess(excess);
-                    return work(store.charge(&[charge], None).await).first().copied();
+                    return first(work(store.charge(&[charge], None).await));
                 }
                 Call::Reserve(estimate, id, ttl) => {
                     let ttl = Duration::from_micros(ttl);
-                    return work(store.reserve(&[charge.cost(estimate)], id, ttl).await)
-                        .first()
-                        .copied();
+                    return first(work(store.reserve(&[charge.cost(estimate)], id, ttl).await));
                 }
                 Call::Refund(cost) => {
                     work(store.update(&charge.cost(cost), Update::Refund).await);
@@ -418,23 +453,25 @@ fn nothing_is_never_something(subject: &impl Subject) {
     for algorithm in algorithms(subject) {
         let none = Limit::per_day(0).with_algorithm(algorithm).expect("valid limit");
         let key = format!("nothing-{algorithm}");
-        let outcome = call(subject, &key, none, Call::Charge(1, 1)).expect("an outcome");
+        let (_, outcome) = call(subject, &key, none, Call::Charge(1, 1)).expect("an outcome");
         assert!(!outcome.is_admitted(), "{algorithm}");
         assert_eq!((outcome.remaining(), outcome.retry_after()), (0, None), "{algorithm}");
 
         let four = Limit::per_day(4).with_algorithm(algorithm).expect("valid limit");
         let half = four.share(1, NonZeroU32::new(2).expect("not zero"));
         for _ in 0..3 {
-            let peek = call(subject, &key, four, Call::Charge(0, 0)).expect("an outcome");
+            let (_, peek) = call(subject, &key, four, Call::Charge(0, 0)).expect("an outcome");
             assert_eq!((peek.is_admitted(), peek.remaining()), (true, 4), "{algorithm}");
             assert_eq!(peek.reset_after(), Duration::ZERO, "{algorithm}");
         }
-        assert!(call(subject, &key, half, Call::Charge(2, 1)).is_some_and(|o| o.is_admitted()));
+        let takes = |cost, permit| {
+            call(subject, &key, half, Call::Charge(cost, permit))
+                .is_some_and(|(_, o)| o.is_admitted())
+        };
+        assert!(takes(2, 1), "{algorithm}");
         let before = call(subject, &key, half, Call::Charge(0, 0));
         for _ in 0..3 {
-            assert!(
-                call(subject, &key, half, Call::Charge(1, 2)).is_some_and(|o| !o.is_admitted())
-            );
+            assert!(!takes(1, 2), "{algorithm}");
         }
         assert_eq!(call(subject, &key, half, Call::Charge(0, 0)), before, "{algorithm}");
     }

@@ -34,6 +34,11 @@ impl History {
                     let answer = model.charge(now, cost, permit);
                     crossings.add(model.limit(), now, cost, (before, answer), false);
                 }
+                Op::UpTo(most) => {
+                    let answer = model.charge_up_to(now, most.min(model.limit().capacity()));
+                    let cost = answer.granted.max(1);
+                    crossings.add(model.limit(), now, cost, (before, answer), false);
+                }
                 Op::Record(cost, excess) => {
                     let answer = model.record(now, cost, excess);
                     let is_recorded = excess.under(&model.limit()).is_recorded();

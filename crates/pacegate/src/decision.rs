@@ -370,11 +370,6 @@ impl Decision {
         }
     }
 
-    /// Returns the tighter of two decisions: the answer for a request that both limits apply to.
-    pub(crate) fn and(self, other: Self) -> Self {
-        if other.is_tighter_than(&self) { other } else { self }
-    }
-
     /// Returns true if this decision, not `other`, describes a request to which both limits apply: a denial before
     /// an admission, the denial with the longer wait, the admission with fewer units remaining.
     ///

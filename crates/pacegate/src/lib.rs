@@ -23,13 +23,13 @@ pub use algorithm::{Algorithm, Excess};
 pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
-pub use limit::{Limit, LimitError, ParseLimitError};
+pub use limit::{Calendar, Limit, LimitError, ParseLimitError};
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub use limiter::seed_permit_ids;
 pub use limiter::{
-    Admission, BatchDecision, BuildError, Charges, CheckError, Limiter, LimiterBuilder, Permit,
-    Plan, Reservation, ReservationId, ReservationIdError, Reserved, SharedLimiter,
+    Admission, BatchDecision, BuildError, Charges, CheckError, Grant, Limiter, LimiterBuilder,
+    Permit, Plan, Reservation, ReservationId, ReservationIdError, Reserved, SharedLimiter,
     SharedLimiterBuilder, SharedPermit, SharedReservation, ThresholdEvent, Wait, WaitError,
 };
 pub use policy::{Policy, PolicyName, PolicySet};

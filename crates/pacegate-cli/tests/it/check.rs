@@ -43,6 +43,30 @@ fn decisions_are_printed_as_json() {
 }
 
 #[test]
+fn a_check_takes_up_to_its_cost() {
+    let args = ["check", "--limit", "5/hour", "alice", "--cost", "3", "--up-to", "--times", "3"];
+    let finished = run(&args, b"");
+    let lines: Vec<_> = finished.stdout.lines().collect();
+    for (line, start) in lines.iter().zip([
+        "1: allowed by 5/hour, 3 units granted, 2 remaining, resets in ",
+        "2: allowed by 5/hour, 2 units granted, 0 remaining, resets in ",
+        "3: denied by 5/hour, 0 units granted, 0 remaining, retry in ",
+    ]) {
+        assert!(line.starts_with(start), "{line}");
+    }
+    assert_eq!((lines.len(), finished.code), (3, Some(1)));
+    let folder = Folder::with_config("policies: [{ name: p, per: [user], limit: 5/365d }]\n");
+    let service = Service::start(&["--config", &folder.config()]);
+    let server = format!("http://{}", service.address("http"));
+    for source in [["--server", &server], ["--config", &folder.config()]] {
+        let args = ["check", "-a", "user=bob", "--cost", "9", "--up-to", "--json"];
+        let finished = run(&[&args[..], &source].concat(), b"");
+        assert!(finished.stdout.contains("\"granted\":5"), "{finished:?}");
+        assert_eq!(finished.code, Some(0));
+    }
+}
+
+#[test]
 fn a_limit_of_zero_always_denies() {
     let finished = run(&["check", "--limit", "0/hour", "alice"], b"");
     assert_eq!(finished.stdout, "1: denied by 0/hour, 0 remaining, never admitted\n");

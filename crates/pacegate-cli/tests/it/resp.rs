@@ -186,7 +186,7 @@ fn a_reservation_is_settled_once() {
 #[test]
 fn invalid_commands_get_errors() {
     let service = resp_only(&[]);
-    let usage = "-ERR syntax error: expected [COST n | SPENT n]";
+    let usage = "-ERR syntax error: expected [COST n | SPENT n | UPTO n]";
     for (words, answer) in [
         (&[&b"CL.THROTTLE"[..], b"k"][..], "-ERR syntax error: expected CL.THROTTLE key max_burst"),
         (&[b"THROTTLE", b"k", b"0", b"1", b"1"], "-ERR a burst must be at least 1"),

@@ -5,6 +5,7 @@
 mod acl;
 mod batching;
 mod blocks;
+mod calendar;
 mod conformance;
 mod connections;
 mod contention;
@@ -17,4 +18,5 @@ mod layouts;
 mod others;
 mod reservations;
 mod thresholds;
+mod up_to;
 mod workers;

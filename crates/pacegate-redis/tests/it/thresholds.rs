@@ -57,6 +57,12 @@ async fn follow(subject: &Timed, history: &History, key: &str, events: &Events) 
                 let charge = charge.cost(cost.min(limit.capacity())).holding(permit.into());
                 assert!(!charges.check(&[charge]).await.unwrap().is_degraded());
             }
+            Op::UpTo(most) => {
+                let charge = charge.cost(most.min(limit.capacity()));
+                assert!(
+                    !charges.check_up_to(&[charge], None).await.unwrap().decision.is_degraded()
+                );
+            }
             Op::Record(cost, excess) => {
                 let charge = charge.cost(cost).excess(excess);
                 assert!(!charges.check(&[charge]).await.unwrap().is_degraded());

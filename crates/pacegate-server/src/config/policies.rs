@@ -60,8 +60,9 @@ pub(crate) struct PolicySection {
     missing: Option<MissingChoice>,
 
     /// An amount per period, with an optional burst and algorithm. Several in a list are charged all or nothing.
-    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `ms`, `s`, `m`, `h`, `d`, `w`.
-    #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/hour"])]
+    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `ms`, `s`, `m`, `h`, `d`, `w`. Fixed windows
+    /// also have calendar periods: `month`, `month anchor 17`, `year`, `week starting monday`, `day in Europe/Berlin`.
+    #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/month"])]
     limit: Texts,
 
     /// The algorithm of all limits of this policy whose text does not name one.
@@ -403,8 +404,9 @@ impl Draft<'_> {
         }
         for limits in std::iter::once(&self.limits).chain(&self.overrides) {
             for (limit, location) in limits.limits.iter().zip(&limits.locations) {
-                if limit.algorithm() != Algorithm::FixedWindow || limit.period() < MIN_QUOTA_PERIOD
-                {
+                let is_window =
+                    limit.algorithm() == Algorithm::FixedWindow && limit.calendar().is_none();
+                if !is_window || limit.period() < MIN_QUOTA_PERIOD {
                     let message = format!(
                         "`envoy_quota` cannot keep the limit `{limit}`: use a fixed window of at least 10s"
                     );

@@ -55,6 +55,9 @@ pub(super) struct CheckResponse {
     #[serde(flatten)]
     #[schemars(with = "DecisionFields")]
     pub(super) decision: Decision,
+    /// Units granted to a request with `up_to`. Absent for other requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) granted: Option<u64>,
     /// Revision of the configuration that decided.
     pub(super) revision: u64,
 }
@@ -78,7 +81,10 @@ pub(super) enum BatchAnswer {
 #[schemars(rename = "Acquired")]
 pub(super) struct AcquireResponse {
     #[serde(flatten)]
-    pub(super) decision: CheckResponse,
+    #[schemars(with = "DecisionFields")]
+    pub(super) decision: Decision,
+    /// Revision of the configuration that decided.
+    pub(super) revision: u64,
     /// Permit for `POST /v1/release` and `POST /v1/renew`. Null if no units are held.
     pub(super) permit: Option<String>,
 }
@@ -88,7 +94,10 @@ pub(super) struct AcquireResponse {
 #[schemars(rename = "Reserved")]
 pub(super) struct ReserveResponse {
     #[serde(flatten)]
-    pub(super) decision: CheckResponse,
+    #[schemars(with = "DecisionFields")]
+    pub(super) decision: Decision,
+    /// Revision of the configuration that decided.
+    pub(super) revision: u64,
     /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the
     /// key in readable form. Null if the request is denied.
     pub(super) reservation: Option<String>,
@@ -107,7 +116,10 @@ pub(super) struct SettleResponse {
 #[schemars(rename = "State")]
 pub(super) struct StateResponse {
     #[serde(flatten)]
-    pub(super) decision: CheckResponse,
+    #[schemars(with = "DecisionFields")]
+    pub(super) decision: Decision,
+    /// Revision of the configuration that decided.
+    pub(super) revision: u64,
     /// The limits that apply.
     #[schemars(with = "Vec<DecisionFields>")]
     pub(super) limits: Vec<Decision>,

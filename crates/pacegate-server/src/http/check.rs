@@ -5,7 +5,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{StatusCode, request::Parts};
 use hyper::body::Body;
-use pacegate::{Charge, Decision};
+use pacegate::{Charge, CheckError, Decision, Grant};
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
@@ -34,7 +34,7 @@ where
     let revision = shared.active.revision();
     revision.access_for(&head.headers, Scope::Check, &check)?;
     let now = shared.now();
-    let decision = check.decide(&revision.engine).await?;
+    let (decision, granted) = decide(&revision.engine, &check, body.up_to).await?;
     trace::decided(&decision);
     let response = DecisionResponse { decision, headers: revision.settings.headers, now };
     if revision.settings.problem_details && !decision.is_allowed() {
@@ -44,7 +44,7 @@ where
         };
         return response.problem(StatusCode::TOO_MANY_REQUESTS, &key, revision.number);
     }
-    response.json(&CheckResponse { decision, revision: revision.number })
+    response.json(&CheckResponse { decision, granted, revision: revision.number })
 }
 
 /// `POST /v1/check/batch`: checks requests independently, in their order.
@@ -57,36 +57,55 @@ pub(super) async fn batch(shared: Context, request: Request) -> HttpResult {
     let checks = bodies.iter().map(|Object(body)| {
         let check = body.validate(bounds)?;
         permit(&access, Scope::Check, check.domain(), check.is_inline())?;
-        Ok(check)
+        Ok((check, body.up_to))
     });
     let decisions = decide_each(&revision.engine, checks.collect()).await;
-    let is_degraded = decisions.iter().flatten().any(Decision::is_degraded);
+    let is_degraded = decisions.iter().flatten().any(|(decision, _)| decision.is_degraded());
     let answers = decisions.into_iter().map(|decision| match decision {
-        Ok(decision) => {
-            BatchAnswer::Decision(CheckResponse { decision, revision: revision.number })
+        Ok((decision, granted)) => {
+            BatchAnswer::Decision(CheckResponse { decision, granted, revision: revision.number })
         }
         Err(error) => BatchAnswer::Error { error },
     });
     Ok(mark_degraded(is_degraded, json(&BatchResponse { answers: answers.collect() })?))
 }
 
+/// Decides a check. `up_to`: it may take fewer units than its cost, and the answer has their number.
+async fn decide(
+    engine: &Engine,
+    check: &Check<'_>,
+    up_to: bool,
+) -> Result<(Decision, Option<u64>), CheckError> {
+    if !up_to {
+        return Ok((check.decide(engine).await?, None));
+    }
+    let Grant { units, decision } = check.decide_up_to(engine).await?;
+    Ok((decision, Some(units)))
+}
+
 /// Decides checks independently: in one store call if each has a single limit, else concurrently.
 async fn decide_each(
     engine: &Engine,
-    checks: Vec<Result<Check<'_>, ProblemDetails>>,
-) -> Vec<Result<Decision, ProblemDetails>> {
-    let limits: Vec<_> =
-        checks.iter().flatten().map(|check| (check, check.limits(engine))).collect();
-    let charges = limits.iter().map(|(check, limits)| single_charge(check, limits));
-    let mut decisions = Vec::new();
-    match charges.collect::<Option<Vec<_>>>() {
-        Some(charges) => engine.check_each(&charges, &mut decisions).await,
-        None => {
-            decisions = join_all(checks.iter().flatten().map(|check| check.decide(engine))).await;
+    checks: Vec<Result<(Check<'_>, bool), ProblemDetails>>,
+) -> Vec<Result<(Decision, Option<u64>), ProblemDetails>> {
+    let limits: Vec<_> = checks.iter().flatten().map(|(check, _)| check.limits(engine)).collect();
+    let charges = checks.iter().flatten().zip(&limits);
+    let charges =
+        charges.map(|((check, up_to), limits)| single_charge(check, limits).filter(|_| !up_to));
+    let decisions: Vec<_> = match charges.collect::<Option<Vec<_>>>() {
+        Some(charges) => {
+            let mut decisions = Vec::new();
+            engine.check_each(&charges, &mut decisions).await;
+            decisions.into_iter().map(|decision| Ok((decision?, None))).collect()
         }
-    }
-    let mut decisions =
-        decisions.into_iter().map(|decision| decision.map_err(ProblemDetails::from));
+        None => {
+            let checks = checks.iter().flatten();
+            join_all(checks.map(|(check, up_to)| decide(engine, check, *up_to))).await
+        }
+    };
+    let mut decisions = decisions
+        .into_iter()
+        .map(|decision: Result<_, CheckError>| decision.map_err(ProblemDetails::from));
     let merged = checks.iter().filter_map(|check| match check {
         Ok(_) => decisions.next(),
         Err(problem) => Some(Err(problem.clone())),

@@ -8,7 +8,7 @@ use pacegate::Charge;
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
     block::NamedKey,
-    bodies::{AcquireResponse, CheckResponse, Done, StateResponse},
+    bodies::{AcquireResponse, Done, StateResponse},
     permit::UnsentPermit,
     read_request,
     request::{self, CheckBody, PermitBody},
@@ -35,10 +35,8 @@ pub(super) async fn peek(shared: Context, request: Request) -> HttpResult {
 async fn state(revision: &Revision, charges: &[Charge<'_>]) -> HttpResult {
     let verdict = revision.engine.verdict(charges, None).await?;
     let decision = verdict.decision;
-    let state = StateResponse {
-        decision: CheckResponse { decision, revision: revision.number },
-        limits: verdict.each.to_vec(),
-    };
+    let state =
+        StateResponse { decision, revision: revision.number, limits: verdict.each.to_vec() };
     Ok(mark_degraded(decision.is_degraded(), json(&state)?))
 }
 
@@ -104,7 +102,8 @@ pub(super) async fn acquire(shared: Context, request: Request) -> HttpResult {
     let unsent = holds_units.then(|| UnsentPermit::new(&revision.engine, &charges));
     let response = DecisionResponse { decision, headers: revision.settings.headers, now };
     let mut response = response.json(&AcquireResponse {
-        decision: CheckResponse { decision, revision: revision.number },
+        decision,
+        revision: revision.number,
         permit: holds_units.then(|| format!("{permit:032x}")),
     })?;
     if let Some(unsent) = unsent {

@@ -46,6 +46,9 @@ pub(super) struct CheckBody<'a> {
     /// debt is paid back. For checks only.
     #[serde(default)]
     spent: bool,
+    /// Takes as many units as there are, up to the cost. The answer has their number in `granted`. For checks only.
+    #[serde(default)]
+    pub(super) up_to: bool,
     /// Idempotency key: repeated checks with the same id are charged once. For checks only, with a Redis store.
     #[schemars(length(min = 1, max = 128))]
     id: Option<Text<'a>>,
@@ -178,7 +181,7 @@ pub(super) fn parse_query(uri: &Uri) -> Result<Vec<(String, String)>, ProblemDet
 }
 
 impl<'a> CheckBody<'a> {
-    /// Parses the body of an endpoint that is not a check, and so takes neither `id` nor `spent`.
+    /// Parses the body of an endpoint that is not a check, and so takes neither `id` nor `spent` nor `up_to`.
     pub(super) fn parse_without_id(body: &'a [u8]) -> Result<Self, ProblemDetails> {
         parse::<Self>(body)?.without_id()
     }
@@ -187,6 +190,7 @@ impl<'a> CheckBody<'a> {
         match self.id {
             Some(_) => Err(ProblemDetails::request("`id` is for checks only")),
             None if self.spent => Err(ProblemDetails::request("`spent` is for checks only")),
+            None if self.up_to => Err(ProblemDetails::request("`up_to` is for checks only")),
             None => Ok(self),
         }
     }
@@ -200,6 +204,10 @@ impl<'a> CheckBody<'a> {
             return Err(ProblemDetails::request(format!(
                 "invalid `id`: expected from 1 to {max} bytes"
             )));
+        }
+        if self.spent && self.up_to {
+            let detail = "`spent` and `up_to` exclude each other: spent units are recorded in full";
+            return Err(ProblemDetails::request(detail));
         }
         let (key, limit) = match (&self.key, &self.limit) {
             (None, None) => {

@@ -4,7 +4,7 @@ use axum::extract::Request;
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
-    bodies::{CheckResponse, ReserveResponse, SettleResponse},
+    bodies::{ReserveResponse, SettleResponse},
     read_request,
     request::{self, CancelBody, ReserveBody, SettleBody},
     response::{DecisionResponse, json},
@@ -23,7 +23,8 @@ pub(super) async fn reserve(shared: Context, request: Request) -> HttpResult {
     let decision = reserved.decision;
     let response = DecisionResponse { decision, headers: revision.settings.headers, now };
     response.json(&ReserveResponse {
-        decision: CheckResponse { decision, revision: revision.number },
+        decision,
+        revision: revision.number,
         reservation: reserved.reservation.map(|reservation| reservation.id().to_string()),
     })
 }

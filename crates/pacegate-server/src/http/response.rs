@@ -58,7 +58,7 @@ impl DecisionResponse {
             status: status.as_u16(),
             key,
             window: self.decision.limit().map(|limit| Seconds(limit.period())),
-            decision: CheckResponse { decision: self.decision, revision },
+            decision: CheckResponse { decision: self.decision, granted: None, revision },
         };
         let body = serde_json::to_vec(&problem)?;
         Ok(self.with_body(status, "application/problem+json", body.into()))

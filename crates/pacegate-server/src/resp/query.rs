@@ -17,19 +17,22 @@ pub(super) struct Query<'a> {
     cost: u64,
     /// `true` if the cost is already spent.
     spent: bool,
+    /// `true` if fewer units than the cost may be taken.
+    pub(super) up_to: bool,
     id: Option<&'a [u8]>,
     attributes: SmallVec<[(&'a str, &'a [u8]); 8]>,
     inline: Option<(&'a [u8], Limits)>,
 }
 
-const USAGE: &str = "[COST n | SPENT n] [DOMAIN name] [ID text] ATTR name value [name value ...], \
-                     or [COST n | SPENT n] [ID text] KEY key LIMIT limit [LIMIT limit ...]";
+const USAGE: &str = "[COST n | SPENT n | UPTO n] [DOMAIN name] [ID text] ATTR name value [name value ...], \
+                     or [COST n | SPENT n | UPTO n] [ID text] KEY key LIMIT limit [LIMIT limit ...]";
 
 impl<'a> Query<'a> {
     /// Parses the words after the command name.
     pub(super) fn read(words: &[&'a [u8]], bounds: &Bounds) -> Result<Self, CommandError> {
         let (attributes, inline) = (SmallVec::new(), None);
-        let mut query = Self { domain: "", cost: 1, spent: false, id: None, attributes, inline };
+        let (spent, up_to) = (false, false);
+        let mut query = Self { domain: "", cost: 1, spent, up_to, id: None, attributes, inline };
         let mut rest = words;
         while let [option, value, after @ ..] = rest {
             if option.eq_ignore_ascii_case(b"ATTR") {
@@ -61,6 +64,8 @@ impl<'a> Query<'a> {
             self.cost = number("COST", value)?;
         } else if is("SPENT") {
             (self.cost, self.spent) = (number("SPENT", value)?, true);
+        } else if is("UPTO") {
+            (self.cost, self.up_to) = (number("UPTO", value)?, true);
         } else if is("DOMAIN") {
             self.domain = text("the domain", value, bounds)?;
         } else if is("ID") {
@@ -109,12 +114,12 @@ impl<'a> Query<'a> {
 
     /// Turns the query into a peek.
     pub(super) fn peeking(self) -> Self {
-        Self { cost: 0, spent: false, id: None, ..self }
+        Self { cost: 0, spent: false, up_to: false, id: None, ..self }
     }
 
     /// Returns the check.
     pub(super) fn into_check(self) -> Result<Check<'a>, CommandError> {
-        let Self { domain, cost, spent, id, attributes, inline } = self;
+        let Self { domain, cost, spent, id, attributes, inline, .. } = self;
         if let Some((key, limits)) = inline {
             return Ok(Check::Inline { key, limits, cost, id, spent });
         }
@@ -173,10 +178,10 @@ pub(super) fn write_with(decision: &Decision, added: usize, to: &mut Replies) {
     to.boolean(decision.is_degraded());
 }
 
-/// Returns `true` if two options cannot be given together. `COST` and `SPENT` both set the cost.
+/// Returns `true` if two options cannot be given together. `COST`, `SPENT` and `UPTO` all set the cost.
 fn is_same_option(one: &[u8], other: &[u8]) -> bool {
-    let is_cost =
-        |option: &[u8]| [&b"COST"[..], b"SPENT"].iter().any(|it| it.eq_ignore_ascii_case(option));
+    let names = [&b"COST"[..], b"SPENT", b"UPTO"];
+    let is_cost = |option: &[u8]| names.iter().any(|name| name.eq_ignore_ascii_case(option));
     one.eq_ignore_ascii_case(other) || (is_cost(one) && is_cost(other))
 }
 

@@ -7,7 +7,7 @@ mod reservations;
 use std::{net::IpAddr, sync::Arc};
 
 use futures_util::future::join_all;
-use pacegate::{Charge, CheckError, Decision, PolicyName};
+use pacegate::{Charge, CheckError, Decision, Grant, PolicyName};
 use smallvec::SmallVec;
 
 use super::{
@@ -179,9 +179,14 @@ impl RespSession {
             return Err(CommandError::Http);
         }
         if words[0].eq_ignore_ascii_case(b"PACEGATE.CHECK") {
-            let check = self.check(&words[1..], revision, Scope::Check)?;
-            if !pending.charges.is_empty() {
+            let query = Query::read(&words[1..], &revision.settings.bounds)?;
+            let up_to = query.up_to;
+            let check = self.permitted(query, revision, Scope::Check)?;
+            if up_to || !pending.charges.is_empty() {
                 self.flush(engine, pending).await;
+            }
+            if up_to {
+                return self.grant(engine, &check).await;
             }
             pending.checks.push(check);
             return Ok(());
@@ -223,7 +228,11 @@ impl RespSession {
         revision: &Revision,
         scope: Scope,
     ) -> Result<Check<'a>, CommandError> {
-        self.permitted(Query::read(words, &revision.settings.bounds)?, revision, scope)
+        let query = Query::read(words, &revision.settings.bounds)?;
+        match query.up_to {
+            true => Err(CommandError::Usage(UP_TO_USAGE)),
+            false => self.permitted(query, revision, scope),
+        }
     }
 
     fn permitted<'a>(
@@ -265,6 +274,16 @@ impl RespSession {
                 }
             }
         }
+    }
+
+    /// Takes as many units as there are, up to the cost of a check.
+    async fn grant(&mut self, engine: &Engine, check: &Check<'_>) -> Result<(), CommandError> {
+        let Grant { units, decision } = check.decide_up_to(engine).await?;
+        let decision = self.count_degraded(Ok(decision))?;
+        query::write_with(&decision, 1, &mut self.replies);
+        self.replies.bulk("granted");
+        self.replies.integer(i64::try_from(units).unwrap_or(i64::MAX));
+        Ok(())
     }
 
     fn count_degraded(
@@ -413,6 +432,7 @@ enum Change {
 }
 
 const CLEAR_USAGE: &str = "PACEGATE.CLEAR POLICY name, or PACEGATE.CLEAR DOMAIN name";
+const UP_TO_USAGE: &str = "COST n: UPTO is for PACEGATE.CHECK only";
 const EXPLAIN_USAGE: &str = "PACEGATE.EXPLAIN [DOMAIN name] ATTR name value ...";
 /// Maximum size of a command before authentication.
 const UNAUTHENTICATED_BYTES: usize = 4 << 10;

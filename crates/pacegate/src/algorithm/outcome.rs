@@ -79,6 +79,17 @@ impl Outcome {
         self.retry_after == 0
     }
 
+    /// Returns `true` if this outcome, not `other`, decides a request to which both limits apply. See
+    /// [`Decision::is_tighter_than`](crate::Decision::is_tighter_than).
+    #[inline]
+    pub(crate) fn is_tighter_than(&self, other: &Self) -> bool {
+        match (self.is_admitted(), other.is_admitted()) {
+            (true, true) => self.remaining < other.remaining,
+            (false, false) => self.retry_after > other.retry_after,
+            (admitted, _) => !admitted,
+        }
+    }
+
     /// Returns the units that would be admitted now, after this charge.
     pub fn remaining(&self) -> u64 {
         self.remaining

@@ -122,7 +122,7 @@ impl SharedLimiterBuilder {
     pub fn build(self) -> Result<SharedLimiter, BuildError> {
         let (store, evaluator) = self.finish(|store| Some(store.clone()))?;
         check_support(&*store, &evaluator.policies)?;
-        Ok(SharedLimiter { evaluator: Arc::new(evaluator), store: Some(store) })
+        Ok(SharedLimiter { evaluator: Arc::new(evaluator.into()), store: Some(store) })
     }
 }
 

@@ -17,15 +17,19 @@ pub(super) fn combine(
     outcomes: &[Outcome],
     degraded: bool,
 ) -> Decision {
-    let mut decision = Decision::UNLIMITED;
+    let mut tightest: Option<(&BoundLimit, &Outcome)> = None;
     let mut shadow_denied = false;
-    for (charge, &outcome) in charges.iter().zip(outcomes) {
-        if charge.limit.enforced {
-            decision = decision.and(decide(charge.limit, outcome, degraded));
-        } else {
+    for (charge, outcome) in charges.iter().zip(outcomes) {
+        if !charge.limit.enforced {
             shadow_denied |= !outcome.is_admitted();
+        } else if tightest.is_none_or(|(_, other)| outcome.is_tighter_than(other)) {
+            tightest = Some((charge.limit, outcome));
         }
     }
+    let mut decision = match tightest {
+        Some((limit, outcome)) => decide(limit, *outcome, degraded),
+        None => Decision::UNLIMITED,
+    };
     if degraded && !charges.is_empty() {
         decision.source = Source::Fallback;
     }

@@ -170,10 +170,23 @@ impl Evaluator {
         cost: u64,
         permit: u128,
     ) -> ResolvedCharges<'a> {
+        let limits = plan.iter().flat_map(|matched| {
+            let limits = &self.limits[matched.entries.clone()];
+            limits.iter().map(|limit| (limit, matched.key.as_ref()))
+        });
+        limits.map(|(limit, key)| ResolvedCharge::new(limit, key, cost, permit)).collect()
+    }
+
+    /// Returns a charge for each limit of [matches](PolicySet::with_matches).
+    pub(super) fn charges_for<'a>(
+        &'a self,
+        matches: &[(Range<usize>, KeyRef<'a>)],
+        cost: u64,
+    ) -> ResolvedCharges<'a> {
         let mut charges = ResolvedCharges::new();
-        for matched in plan {
-            for limit in &self.limits[matched.entries.clone()] {
-                charges.push(ResolvedCharge::new(limit, matched.key.as_ref(), cost, permit));
+        for (entries, key) in matches {
+            for limit in &self.limits[entries.clone()] {
+                charges.push(ResolvedCharge::new(limit, *key, cost, 0));
             }
         }
         charges

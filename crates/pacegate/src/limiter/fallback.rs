@@ -33,7 +33,7 @@ impl Evaluator {
     }
 
     /// Decides a request by failure modes. `charge` charges those limits that are counted in memory, all or nothing.
-    fn fall_back<E>(
+    pub(super) fn fall_back<E>(
         &self,
         resolved: &Resolved<'_>,
         charge: impl FnOnce(&[Slot<'_>]) -> Result<(Outcomes, u64), E>,

@@ -11,6 +11,7 @@ mod combine;
 mod evaluator;
 mod fallback;
 mod join;
+mod lazy;
 mod merge;
 mod permit;
 mod permit_id;
@@ -19,6 +20,7 @@ mod reservation_id;
 mod resolve;
 mod shared;
 mod thresholds;
+mod up_to;
 mod wait;
 mod wait_queue;
 
@@ -44,9 +46,10 @@ pub use reservation::{Reservation, Reserved, SharedReservation};
 pub use reservation_id::{ReservationId, ReservationIdError};
 pub use shared::{CheckError, SharedLimiter};
 pub use thresholds::ThresholdEvent;
+pub use up_to::Grant;
 pub use wait::{Wait, WaitError};
 
-use self::{evaluator::Evaluator, resolve::spent, wait_queue::WaitQueue};
+use self::{evaluator::Evaluator, lazy::LazyEvaluator, resolve::spent};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
@@ -71,6 +74,7 @@ use self::{evaluator::Evaluator, resolve::spent, wait_queue::WaitQueue};
 /// | call | use it to |
 /// |---|---|
 /// | [`check`](Self::check), [`check_cost`](Self::check_cost) | decide one key now |
+/// | [`check_up_to`](Self::check_up_to) | take as many units as there are, up to a number |
 /// | [`check_many`](Self::check_many) | decide many keys that are independent of each other |
 /// | [`check_request`](Self::check_request) | decide by policies that match attributes of the request |
 /// | [`check_with`](Self::check_with) | decide by a limit that is known only at the call, such as that of a plan |
@@ -98,7 +102,8 @@ pub struct Limiter {
 impl Limiter {
     /// Creates a limiter with one limit for each key, and the defaults: at most a million keys, the system's clock.
     ///
-    /// Memory for keys is allocated as they arrive. Create one limiter and share it: each new one has separate
+    /// Memory for keys is allocated as they arrive: a limiter takes a hundred bytes until its first call, and then about
+    /// 40 KiB; with [`max_keys`](LimiterBuilder::max_keys) of up to 32,000, about 5 KiB. Create one limiter and share it: each new one has separate
     /// counters. Two limiters on one key do not act together; for several limits on one key use [`Limiter::builder`].
     ///
     /// ```
@@ -110,8 +115,7 @@ impl Limiter {
     /// assert_eq!(limiter.peek("alice").remaining(), 9);
     /// ```
     pub fn memory(limit: Limit) -> Self {
-        let policies = PolicySet::of_limit(limit);
-        Self::new(Evaluator::new(policies, MemoryStore::default(), WaitQueue::default()))
+        Self::of(LazyEvaluator::of_limit(limit))
     }
 
     /// Returns a builder, for several limits, policies, a clock or other bounds. [`Limiter::memory`] suffices for one
@@ -121,6 +125,10 @@ impl Limiter {
     }
 
     fn new(evaluator: Evaluator) -> Self {
+        Self::of(evaluator.into())
+    }
+
+    fn of(evaluator: LazyEvaluator) -> Self {
         Self { shared: SharedLimiter { evaluator: Arc::new(evaluator), store: None } }
     }
 
@@ -308,12 +316,13 @@ impl Limiter {
 
     fn check_request_cost(&self, request: &Request<'_>, cost: u64) -> Result<Decision, CostError> {
         let evaluator = self.evaluator();
-        let plan = evaluator.policies.plan(request);
-        let mut charges = evaluator.charges_of(&plan, cost, 0);
-        if request.is_spent() && cost > 0 {
-            charges = spent(charges);
-        }
-        evaluator.check_charges(&charges)
+        evaluator.policies.with_matches(request, |matches| {
+            let mut charges = evaluator.charges_for(matches, cost);
+            if request.is_spent() && cost > 0 {
+                charges = spent(charges);
+            }
+            evaluator.check_charges(&charges)
+        })
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.

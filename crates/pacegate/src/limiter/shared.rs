@@ -10,6 +10,7 @@ use super::{
     Charges, Limiter, SharedLimiterBuilder,
     evaluator::{Evaluation, Evaluator},
     join::join_all,
+    lazy::LazyEvaluator,
     permit::UnansweredPermits,
     permit_id::new_permit_id,
     resolve::{Resolved, ResolvedCharge, ResolvedCharges, spent},
@@ -56,7 +57,7 @@ use crate::{
 #[derive(Clone)]
 pub struct SharedLimiter {
     /// Its memory is the fallback if the store fails.
-    pub(super) evaluator: Arc<Evaluator>,
+    pub(super) evaluator: Arc<LazyEvaluator>,
     /// `None`: the memory of the evaluator.
     pub(super) store: Option<Arc<dyn Store>>,
 }
@@ -113,7 +114,7 @@ impl SharedLimiter {
     /// ```
     pub fn new(store: impl Store, policies: PolicySet) -> Self {
         let evaluator = Evaluator::new(policies, MemoryStore::default(), WaitQueue::default());
-        Self { evaluator: Arc::new(evaluator), store: Some(Arc::new(store)) }
+        Self { evaluator: Arc::new(evaluator.into()), store: Some(Arc::new(store)) }
     }
 
     /// Returns a builder for a limiter over `store`, which may be an `Arc<dyn Store>`.
@@ -348,7 +349,7 @@ impl SharedLimiter {
     /// Does not check that the store supports the new limits. Call [`Store::supports`] for each policy first, or build
     /// a new limiter.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
-        let evaluator = Arc::new(self.evaluator.with_policies(policies));
+        let evaluator = Arc::new(self.evaluator.with_policies(policies).into());
         Self { evaluator, store: self.store.clone() }
     }
 

@@ -384,15 +384,48 @@ impl PolicySet {
         plan
     }
 
+    /// Calls `then` with the limits that apply to a request, as indexes in [`PolicySet::limit_entries`], each with its
+    /// key. Unlike [`PolicySet::plan`], it does not copy keys of one attribute.
+    pub(crate) fn with_matches<R>(
+        &self,
+        request: &Request<'_>,
+        then: impl FnOnce(&[(Range<usize>, KeyRef<'_>)]) -> R,
+    ) -> R {
+        let view = self.inner.view(request);
+        let found = self.inner.find(&view);
+        let mut composed = SmallVec::<[KeyBuf; 1]>::new();
+        for &Candidate { place, .. } in &found {
+            let policy = &self.inner.policies[place];
+            if view.key_of_one(policy).is_none() {
+                composed.push(view.key(policy));
+            }
+        }
+        let mut composed = composed.iter();
+        let mut matches = SmallVec::<[_; 4]>::new();
+        for &Candidate { place, .. } in &found {
+            let policy = &self.inner.policies[place];
+            let key = view.key_of_one(policy).or_else(|| composed.next().map(KeyBuf::as_ref));
+            if let Some(key) = key {
+                matches.push((self.entries(&view, place), key));
+            }
+        }
+        then(&matches)
+    }
+
+    /// Returns the limits of a policy that apply to a request.
+    fn entries(&self, view: &View<'_, '_>, place: usize) -> Range<usize> {
+        let which = view.override_of(&self.inner.policies[place]).map_or(0, |place| place + 1);
+        self.inner.ranges[place][which].clone()
+    }
+
     /// Returns the limits that apply to a request, each with its key.
     pub(crate) fn plan(&self, request: &Request<'_>) -> SmallVec<[PolicyMatch; 4]> {
         let view = self.inner.view(request);
         let mut plan = SmallVec::new();
         for &Candidate { place, .. } in &self.inner.find(&view) {
-            let policy = &self.inner.policies[place];
-            let which = view.override_of(policy).map_or(0, |place| place + 1);
-            let entries = self.inner.ranges[place][which].clone();
-            plan.push(PolicyMatch { policy: place, entries, key: view.key(policy) });
+            let (entries, key) =
+                (self.entries(&view, place), view.key(&self.inner.policies[place]));
+            plan.push(PolicyMatch { policy: place, entries, key });
         }
         plan
     }

@@ -87,12 +87,18 @@ impl<'r, 'a> View<'r, 'a> {
         policy.overrides.iter().position(|other| other.matching.surely_covers(value))
     }
 
+    /// Returns the key of a request under a policy that counts by one attribute, if the request has it.
+    pub(super) fn key_of_one(&self, policy: &Policy) -> Option<KeyRef<'_>> {
+        match &*policy.per {
+            [attribute] => self.value(attribute, policy.paths).map(KeyRef::new),
+            _ => None,
+        }
+    }
+
     /// Returns the key of a request under a policy: the values of its `per` attributes.
     pub(super) fn key(&self, policy: &Policy) -> KeyBuf {
-        if let [attribute] = &*policy.per
-            && let Some(value) = self.value(attribute, policy.paths)
-        {
-            return KeyRef::new(value).to_buf();
+        if let Some(key) = self.key_of_one(policy) {
+            return key.to_buf();
         }
         let mut key = KeyBuf::empty();
         policy.per.iter().for_each(|attribute| key.push(self.value(attribute, policy.paths)));

@@ -90,6 +90,26 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::no_ids`].
     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes>;
 
+    /// Charges one request with as many units as all of its enforced limits have, at most `most`, to all limits. Returns
+    /// the number of units, and the outcomes of a charge of that many units. If there are none, the outcomes are those of
+    /// a charge of one unit, which was denied.
+    ///
+    /// Each charge has a cost of 1 and a counter of its own, no excess is recorded, and at least one charge is enforced.
+    /// `most` is at least 1, and at most the capacity of each enforced limit that has one. The id is that of
+    /// [`Store::charge`].
+    ///
+    /// Default: [unsupported](StoreError::Unsupported).
+    fn charge_up_to(
+        &self,
+        charges: &[Charge<'_>],
+        most: u64,
+        id: Option<&[u8]>,
+    ) -> Reply<'_, (u64, Outcomes)> {
+        let _ = (charges, most, id);
+        let reason = "it grants no part of the units: check a cost instead".to_owned();
+        Reply::Ready(Err(StoreError::Unsupported(reason)))
+    }
+
     /// Changes one counter without a decision. The answer is `false` if a permit to renew has expired, otherwise
     /// `true`.
     ///
@@ -476,6 +496,15 @@ impl StoreError {
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
         (**self).charge(charges, id)
+    }
+
+    fn charge_up_to(
+        &self,
+        charges: &[Charge<'_>],
+        most: u64,
+        id: Option<&[u8]>,
+    ) -> Reply<'_, (u64, Outcomes)> {
+        (**self).charge_up_to(charges, most, id)
     }
 
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {

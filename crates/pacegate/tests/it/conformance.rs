@@ -83,6 +83,10 @@ impl Subject for Partial {
         update == Update::Reset
     }
 
+    fn supports_up_to(&self) -> bool {
+        false
+    }
+
     fn supports_reservations(&self) -> bool {
         false
     }

@@ -5,6 +5,7 @@ mod agreement;
 mod algorithms;
 mod allocations;
 mod bounds;
+mod calendar;
 mod charges;
 mod clock_steps;
 mod conformance;
@@ -21,6 +22,7 @@ mod shared;
 mod shares;
 mod stats;
 mod thresholds;
+mod up_to;
 mod waiting;
 
 use pacegate::{Algorithm, Limit, Limiter, ManualClock};

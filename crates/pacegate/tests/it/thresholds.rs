@@ -71,6 +71,9 @@ fn follow(history: &History) -> Vec<Crossing> {
                 let charge = charge.cost(cost.min(limit.capacity())).holding(permit.into());
                 let _ = limiter.charges().check(&[charge]).unwrap();
             }
+            Op::UpTo(most) => {
+                let _ = limiter.check_up_to("key", most.min(limit.capacity()));
+            }
             Op::Record(cost, excess) => {
                 let charge = charge.cost(cost).excess(excess);
                 let _ = limiter.charges().check(&[charge]).unwrap();
@@ -168,6 +171,19 @@ fn peeks_and_requests_that_another_limit_denies_reach_nothing() {
     // A limit of the call has no thresholds.
     let _ = limiter.check_with("alice", Limit::per_hour(1));
     assert_eq!(events.percentages(), NONE);
+}
+
+#[test]
+fn a_reservation_reports_its_estimate() {
+    let (limiter, _, events) = watched(Limit::per_hour(10));
+    let ttl = std::time::Duration::from_secs(60);
+    let reservation = limiter.reserve("alice", 8, ttl).unwrap().into_result().unwrap();
+    assert_eq!(events.percentages(), [1, 50, 80]);
+    assert!(reservation.settle(3));
+    let _ = limiter.check_cost("alice", 6).unwrap();
+    assert_eq!(events.percentages(), NONE, "returned units are charged again");
+    assert!(limiter.reserve("alice", 8, ttl).unwrap().reservation.is_none());
+    assert_eq!(events.percentages(), [100]);
 }
 
 #[test]

@@ -1,3 +1,5 @@
+use serde_json::{Value, json};
+
 use super::*;
 
 const ALICE: &str = r#"{"attributes":{"user":"alice"}}"#;
@@ -171,4 +173,45 @@ async fn spent_units_are_recorded_in_full() {
     let remaining = [0, 1].map(|place| &state["limits"][place]["remaining"]);
     assert_eq!(remaining, [0, 4]);
     assert_eq!(server.post("/v1/refund", spent).await.problem(), "request");
+}
+
+#[tokio::test]
+async fn a_request_takes_up_to_its_cost() {
+    let server = Server::new();
+    let ask = async |body: &str| {
+        let reply = server.check(body).await;
+        let json = reply.json();
+        (reply.status, json["granted"].clone(), json["remaining"].clone())
+    };
+    let two = r#"{"attributes":{"user":"alice"},"cost":2,"up_to":true}"#;
+    assert_eq!(ask(two).await, (200, 2.into(), 1.into()));
+    let nine = r#"{"attributes":{"user":"alice"},"cost":9,"up_to":true}"#;
+    assert_eq!(ask(nine).await, (200, 1.into(), 0.into()), "more than the limit of 3");
+    assert_eq!(ask(nine).await, (429, 0.into(), 0.into()));
+    let inline = r#"{"key":"k","limit":["5/hour", "9/hour burst 9"],"cost":7,"up_to":true}"#;
+    assert_eq!(ask(inline).await, (200, 5.into(), 0.into()));
+    let state = server.get("/v1/state?key=k&limit=5/hour&limit=9/hour+burst+9").await.json();
+    let remaining = [0, 1].map(|place| &state["limits"][place]["remaining"]);
+    assert_eq!(remaining, [0, 4]);
+    let bob = two.replace("alice", "bob");
+    let batch = format!(r#"{{"requests":[{bob},{{"attributes":{{"user":"carol"}}}},{bob}]}}"#);
+    let answers = server.post("/v1/check/batch", &batch).await.json()["answers"].clone();
+    let granted = [0, 1, 2].map(|place| &answers[place]["granted"]);
+    assert_eq!(granted, [&json!(2), &Value::Null, &json!(1)], "in order");
+    server.post("/v1/block", r#"{"policy":"api","key":"dave"}"#).await;
+    let dave = two.replace("alice", "dave");
+    assert_eq!(ask(&dave).await, (429, 0.into(), 0.into()));
+    for wrong in ["/v1/refund", "/v1/acquire"] {
+        assert_eq!(server.post(wrong, two).await.problem(), "request", "{wrong}");
+    }
+    let both = r#"{"key":"k","limit":"5/hour","spent":true,"up_to":true}"#;
+    assert_eq!(server.check(both).await.problem(), "request");
+    let bytes = b"PACEGATE.CHECK UPTO 5 ATTR user eve\r\nPACEGATE.CHECK ATTR user eve\r\n\
+                  PACEGATE.CHECK UPTO 2 SPENT 2 ATTR user eve\r\n";
+    let answer = crate::resp::answer_all(server.active.clone(), bytes).await;
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("*20\r\n$7\r\nallowed\r\n:1\r\n"), "{answer}");
+    let denied = "$7\r\ngranted\r\n:3\r\n*18\r\n$7\r\nallowed\r\n:0\r\n";
+    assert!(answer.contains(denied), "{answer}");
+    assert!(answer.contains("\r\n-ERR "), "{answer}");
 }

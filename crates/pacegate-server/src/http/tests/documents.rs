@@ -61,11 +61,11 @@ async fn the_schemas_have_the_members_that_are_read_and_written() {
         schemas[name]["properties"].as_object().unwrap().keys().cloned().collect()
     };
     let fields = |fields: &[&str]| fields.iter().map(|&field| field.to_owned()).collect();
-    let check = ["domain", "attributes", "key", "limit", "cost", "spent", "id"];
+    let check = ["domain", "attributes", "key", "limit", "cost", "spent", "up_to", "id"];
     assert_eq!(members("CheckRequest"), fields(&check));
-    let permit = ["domain", "attributes", "key", "limit", "cost", "spent", "id", "permit"];
+    let permit: Vec<_> = check.into_iter().chain(["permit"]).collect();
     assert_eq!(members("PermitRequest"), fields(&permit));
-    let reserve = ["domain", "attributes", "key", "limit", "cost", "spent", "id", "ttl"];
+    let reserve: Vec<_> = check.into_iter().chain(["ttl"]).collect();
     assert_eq!(members("ReserveRequest"), fields(&reserve));
     assert_eq!(schemas["CheckRequest"]["additionalProperties"], json!(false));
     let limits = server.get("/v1/state?attribute=user:alice").await.json()["limits"].clone();
@@ -73,7 +73,8 @@ async fn the_schemas_have_the_members_that_are_read_and_written() {
     let check = r#"{"attributes":{"user":"alice"}}"#;
     let written =
         |value: Value| -> BTreeSet<String> { value.as_object().unwrap().keys().cloned().collect() };
-    assert_eq!(members("Decision"), written(server.check(check).await.json()));
+    let up_to = r#"{"attributes":{"user":"alice"},"up_to":true}"#;
+    assert_eq!(members("Decision"), written(server.check(up_to).await.json()));
     assert_eq!(members("Acquired"), written(server.post("/v1/acquire", check).await.json()));
     assert_eq!(members("Reserved"), written(server.post("/v1/reserve", check).await.json()));
     assert_eq!(members("State"), written(server.get("/v1/state").await.json()));

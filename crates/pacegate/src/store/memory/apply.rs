@@ -141,10 +141,6 @@ impl Shards {
             self.keys.give_back(slot.share(), 1);
             return self.apply_shared(overflow, slot, now);
         }
-        // Written only once, because it shares a cache line with data that every check reads.
-        if !self.has_logs.load(Ordering::Relaxed) {
-            self.has_logs.store(true, Ordering::Relaxed);
-        }
         logs.keep(slot.id, slot.limit, log);
         let merged = logs.take(slot.id, slot.limit, now, (units, slot.permit));
         self.entries.give_back(slot.share(), merged);

@@ -166,6 +166,39 @@ impl MemoryStore {
         (outcomes, now)
     }
 
+    /// Charges as many units to all slots as the enforced ones have, at most `most`. Returns their number, the outcomes
+    /// and the instant of the decision. See [`Store::charge_up_to`](crate::Store::charge_up_to).
+    pub(crate) fn charge_slots_up_to(&self, slots: &[Slot<'_>], most: u64) -> (u64, Outcomes, u64) {
+        let inner = self.shards();
+        let mut locked = inner.lock_all(slots);
+        let (now, sweep) = locked.start_decision(inner);
+        let mut units = most;
+        for (place, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.enforced) {
+            let (shard, overflow) = locked.parts(place);
+            let (peek, _) = inner.apply(shard, overflow, &Slot { cost: 0, ..*slot }, now);
+            units = units.min(if peek.is_admitted() { peek.remaining } else { 0 });
+        }
+        let cost = units.max(1);
+        // Only a slot in shadow mode can be too small. It takes nothing.
+        let fits_never = |slot: &Slot<'_>| cost > slot.limit.capacity() && slot.limit.amount() > 0;
+        let charged: SmallVec<[Slot<'_>; 4]> = slots
+            .iter()
+            .map(|slot| Slot { cost: if fits_never(slot) { 0 } else { cost }, ..*slot })
+            .collect();
+        let mut outcomes = inner.charge_locked(&mut locked, &charged, now);
+        for (slot, outcome) in slots.iter().zip(outcomes.as_mut_slice()) {
+            if fits_never(slot) {
+                outcome.retry_after = algorithm::NEVER;
+            }
+        }
+        drop(locked);
+        inner.sweep_times(sweep);
+        // Another thread may have taken the room for a new key, which then has fewer units.
+        let fits = |(slot, outcome): (&Slot<'_>, &Outcome)| outcome.is_admitted() || !slot.enforced;
+        let fits = slots.iter().zip(&*outcomes).all(fits);
+        (if fits { units } else { 0 }, outcomes, now)
+    }
+
     /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just after
     /// that; of a log, its instant only.
     pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, States, u64) {
@@ -293,7 +326,7 @@ impl Shards {
     #[inline]
     fn lock_order(&self, slot: &Slot<'_>) -> usize {
         if slot.limit.algorithm().keeps_log() {
-            self.cells.len() + slot.id.shard(self.logs.len())
+            self.cells.len() + slot.id.shard(self.log_shards())
         } else {
             slot.id.shard(self.cells.len())
         }
@@ -303,7 +336,7 @@ impl Shards {
     fn lock_shard(&self, order: usize) -> Shard<'_> {
         match self.cells.get(order) {
             Some(table) => Shard::Cells(table.0.lock()),
-            None => Shard::Logs(self.logs[order - self.cells.len()].0.lock()),
+            None => Shard::Logs(self.logs()[order - self.cells.len()].0.lock()),
         }
     }
 

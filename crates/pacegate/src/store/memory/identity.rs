@@ -89,7 +89,7 @@ impl Secret {
             let mut hasher = quality::FoldHasher::with_seed(secret.scopes, &secret.shared);
             hasher.write(policy.as_str().as_bytes());
             hasher.write(limit.algorithm().name().as_bytes());
-            for word in [limit.period_micros(), kind, first, second] {
+            for word in [limit.packed_period().to_bits(), kind, first, second] {
                 hasher.write_u64(word);
             }
             hasher.finish()
@@ -217,12 +217,14 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::Algorithm;
 
     const OWNER: Owner = Owner::TEST;
 
     fn scopes(secret: &Secret) -> Vec<Scope> {
-        let limits = ["1/minute", "2/minute", "1/hour", "1/minute sliding-window"];
-        let limits = limits.map(|limit| limit.parse::<Limit>().unwrap());
+        let window = Limit::per_minute(1);
+        let sliding = window.with_algorithm(Algorithm::SlidingWindow).unwrap_or(window);
+        let limits = [window, Limit::per_minute(2), Limit::per_hour(1), sliding];
         let counters =
             [Counter::Policy, Counter::Override(1), Counter::Override(2), Counter::Limit];
         let policies = [PolicyName::DEFAULT, PolicyName::INLINE];

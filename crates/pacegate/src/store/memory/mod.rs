@@ -32,9 +32,9 @@ use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 #[cfg(pacegate_loom)]
-use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 #[cfg(not(pacegate_loom))]
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use self::{
     identity::{Identity, KeyHash, MAX_SHARDS, Scope, Secret},
@@ -123,10 +123,8 @@ struct Shards {
     time: Time,
     /// Shards of fixed-size states. Their number is a power of two.
     cells: Box<[Padded<Lock<Table>>]>,
-    /// Shards of logs. They are locked after the cells.
-    logs: Box<[Padded<Lock<Logs>>]>,
-    /// `true` once a log was created. Until then, a sweep skips the logs.
-    has_logs: AtomicBool,
+    /// Shards of logs, allocated at first use. They are locked after the cells.
+    logs: OnceLock<LogShards>,
     /// The overflow budgets of keys without room. Locked last.
     overflow: Lock<Overflows>,
     /// One bit for each share, set if the share has overflow budgets. New keys of other shares skip the lookup.
@@ -143,6 +141,8 @@ struct Shards {
     /// The number of the next sweep, which selects the shard.
     next_tended: CachePadded<AtomicUsize>,
 }
+
+type LogShards = Box<[Padded<Lock<Logs>>]>;
 
 /// Aligned to one cache line, not to two as [`CachePadded`] would do. So the headers of all shards fit into the L1
 /// cache.
@@ -187,7 +187,7 @@ impl MemoryStore {
     /// in tests. `max_keys` is at least 1: 0 counts as 1.
     ///
     /// The memory for keys is allocated as they arrive. An empty store takes less than a kilobyte; its first key
-    /// allocates a table of shards, which takes 1 KiB for up to 32,000 keys and 48 KiB for a million.
+    /// allocates a table of shards, which takes 2 KiB for up to 32,000 keys and 33 KiB for a million.
     pub fn new(max_keys: usize, clock: impl Clock) -> Self {
         Self::build(max_keys, Time::Other(Arc::new(clock)))
     }
@@ -209,7 +209,7 @@ impl MemoryStore {
         };
         if cfg!(pacegate_loom) {
             // The model checker does not know the lock of the standard library.
-            inner.allocate();
+            inner.allocate().logs();
         }
         Self { inner: Arc::new(inner) }
     }
@@ -238,7 +238,8 @@ impl MemoryStore {
     pub fn usage(&self) -> MemoryUsage {
         let inner = self.shards();
         let cells: usize = inner.cells.iter().map(|shard| shard.0.lock().capacity()).sum();
-        let logs: usize = inner.logs.iter().map(|shard| shard.0.lock().bytes()).sum();
+        let logs = inner.logs.get().into_iter().flatten();
+        let logs: usize = logs.map(|shard| shard.0.lock().bytes()).sum();
         let overflow = inner.overflow.lock().size();
         let (cells, logs) = (cells + overflow.0, logs + overflow.1);
         MemoryUsage {
@@ -258,7 +259,9 @@ impl MemoryStore {
         let inner = self.shards();
         // The second round is for tables that became too large in the first.
         (0..2 * inner.cells.len()).for_each(|turn| inner.sweep_table(turn, usize::MAX));
-        (0..inner.logs.len()).for_each(|turn| inner.sweep_log_shard(turn, usize::MAX));
+        for turn in 0..inner.logs.get().map_or(0, |logs| logs.len()) {
+            inner.sweep_log_shard(turn, usize::MAX);
+        }
         (0..2).for_each(|_| inner.sweep_overflow(usize::MAX));
     }
 
@@ -436,6 +439,21 @@ impl Store for MemoryStore {
         Reply::Ready(Ok(self.charge_all(&slots.collect::<SmallVec<[Slot<'_>; 4]>>()).0))
     }
 
+    fn charge_up_to(
+        &self,
+        charges: &[Charge<'_>],
+        most: u64,
+        id: Option<&[u8]>,
+    ) -> Reply<'_, (u64, Outcomes)> {
+        if id.is_some() {
+            return Reply::Ready(Err(StoreError::no_ids()));
+        }
+        let scopes: Vec<Scope> = charges.iter().map(|charge| self.scope_of(charge)).collect();
+        let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
+        let (units, outcomes, _) = self.charge_slots_up_to(&slots.collect::<Vec<_>>(), most);
+        Reply::Ready(Ok((units, outcomes)))
+    }
+
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
         let scope = self.scope_of(charge);
         Reply::Ready(Ok(self.update_slot(&self.slot(charge, &scope), update)))
@@ -484,8 +502,7 @@ impl Shards {
         Self {
             time,
             cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
-            logs: (0..shards.min(256)).map(|_| Padded(Lock::new(Logs::default()))).collect(),
-            has_logs: AtomicBool::new(false),
+            logs: OnceLock::new(),
             overflow: Lock::new(Overflows::default()),
             overflows: CachePadded::new(AtomicU64::new(0)),
             keys: Room::new(max_keys),
@@ -510,8 +527,20 @@ impl Shards {
         &self.cells[id.shard(self.cells.len())].0
     }
 
+    /// Returns the shards of logs.
+    fn logs(&self) -> &LogShards {
+        let new = |_| Padded(Lock::new(Logs::default()));
+        self.logs.get_or_init(|| (0..self.log_shards()).map(new).collect())
+    }
+
+    /// Returns the number of shards of logs, a power of two.
+    #[inline]
+    fn log_shards(&self) -> usize {
+        self.cells.len().min(256)
+    }
+
     fn logs_of(&self, id: Identity) -> &Lock<Logs> {
-        &self.logs[id.shard(self.logs.len())].0
+        &self.logs()[id.shard(self.log_shards())].0
     }
 
     /// Visits some keys of the next shards and removes the expired ones.
@@ -519,9 +548,7 @@ impl Shards {
     fn sweep(&self) {
         let turn = self.next_tended.fetch_add(1, Ordering::Relaxed);
         self.sweep_table(turn, SWEEP_CELLS);
-        if self.has_logs.load(Ordering::Relaxed) {
-            self.sweep_log_shard(turn, SWEEP_CELLS);
-        }
+        self.sweep_log_shard(turn, SWEEP_CELLS);
         if self.overflows.load(Ordering::Relaxed) > 0 {
             self.sweep_overflow(SWEEP_CELLS);
         }
@@ -564,9 +591,10 @@ impl Shards {
         }
     }
 
-    /// Sweeps one shard of logs. See [`Shards::sweep_table`].
+    /// Sweeps one shard of logs, if there are any. See [`Shards::sweep_table`].
     fn sweep_log_shard(&self, turn: usize, keys: usize) {
-        if let Some(mut logs) = self.logs[turn % self.logs.len()].0.try_lock() {
+        let shard = self.logs.get().map(|logs| &logs[turn % logs.len()].0);
+        if let Some(mut logs) = shard.and_then(Lock::try_lock) {
             let now = logs.shard_clock.advance(&self.time, self.time.now());
             self.sweep_logs(&mut logs, keys, now);
         }

@@ -81,7 +81,7 @@ impl MemoryStore {
                 freed.add(id.share(), 1);
             });
         }
-        for shard in &inner.logs {
+        for shard in inner.logs.get().into_iter().flatten() {
             let mut logs = shard.0.lock();
             let (mut freed, mut entries) = (inner.keys.returns(), inner.entries.returns());
             logs.clear(is_meant, |id, count| {
