@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Relative to the root of the repository.
-const PAGES: [&str; 15] = [
+const PAGES: [&str; 16] = [
     "README.md",
     "docs/algorithms.md",
     "docs/failure-modes.md",
@@ -21,6 +21,7 @@ const PAGES: [&str; 15] = [
     "docs/guide/governor.md",
     "docs/guide/notifications.md",
     "docs/guide/outgoing.md",
+    "docs/guide/plans.md",
     "docs/guide/redis.md",
     "docs/guide/rust.md",
     "docs/guide/store.md",

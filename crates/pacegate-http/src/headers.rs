@@ -328,9 +328,8 @@ fn reset_instant(decision: &Decision, limit: &Limit, now: Timestamp) -> Timestam
     if !remembered || limit.algorithm() != Algorithm::FixedWindow {
         return end;
     }
-    let period = u64::try_from(limit.period().as_micros()).unwrap_or(u64::MAX);
-    match end.as_micros().checked_rem(period) {
-        Some(late) if late < MAX_ROUND_TRIP => Timestamp::from_micros(end.as_micros() - late),
+    match limit.window_at(end) {
+        Some(next) if end.micros_since(next.start()) < MAX_ROUND_TRIP => next.start(),
         _ => end,
     }
 }

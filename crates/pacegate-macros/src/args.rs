@@ -212,10 +212,7 @@ fn check_limits(texts: &[LitStr]) -> Result<()> {
     let mut known: Vec<Limit> = Vec::new();
     for text in texts {
         let limit: Limit = text.value().parse().map_err(|error| Error::new(text.span(), error))?;
-        let same = |other: &&Limit| {
-            (other.period(), other.algorithm()) == (limit.period(), limit.algorithm())
-        };
-        if let Some(other) = known.iter().find(same) {
+        if let Some(other) = known.iter().find(|other| other.counts_like(&limit)) {
             return Err(Error::new(
                 text.span(),
                 format!("`{limit}` and `{other}` would share a counter: keep the tighter one"),

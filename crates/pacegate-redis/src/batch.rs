@@ -196,13 +196,13 @@ impl Batch {
     }
 
     /// Returns whether `charge_simple.lua` can decide the batch: each request has one charge, no id and no reservation,
-    /// each cell has one run, there are no peeks, and no cell is a log.
+    /// each cell has one run, there are no peeks, and no cell is a log or has a calendar period.
     pub(crate) fn is_simple(&self) -> bool {
         self.runs.len() == self.cells.len()
             && self.once().is_none()
             && self.requests.iter().all(|request| request.reservation.is_none())
             && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
-            && self.cells.iter().all(|cell| !cell.is_log())
+            && self.cells.iter().all(|cell| !cell.is_log() && cell.limit.calendar().is_none())
     }
 
     /// Adds the keys and the program to a script call.

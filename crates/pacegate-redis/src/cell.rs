@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use arc_swap::ArcSwap;
-use pacegate::{Algorithm, Charge, Excess, KeyRef, Limit, PolicyName, StoreError};
+use pacegate::{Algorithm, Calendar, Charge, Excess, KeyRef, Limit, PolicyName, StoreError};
 use smallvec::SmallVec;
 
 use crate::fingerprint::{Fingerprint, Fingerprinter};
@@ -57,7 +57,7 @@ thread_local! {
 pub(crate) struct Secret(pub(crate) Vec<u8>);
 
 /// The part of a cell's identity other than the key.
-type Scope = (PolicyName, [u64; 3], Algorithm, Duration);
+type Scope = (PolicyName, [u64; 3], Algorithm, Duration, Option<Calendar>);
 
 const MAX_SCOPES: usize = 64;
 
@@ -102,7 +102,8 @@ impl Names {
     fn cell(&self, charge: &Charge<'_>) -> CellId {
         let Charge { policy, counter, limit, .. } = charge;
         let counter = counter.to_words(limit);
-        let scope = self.scope((*policy, counter, limit.algorithm(), limit.period()));
+        let (algorithm, period, calendar) = (limit.algorithm(), limit.period(), limit.calendar());
+        let scope = self.scope((*policy, counter, algorithm, period, calendar));
         let key = self.digest(charge.key);
         let is_tag = charge.tag == charge.key;
         let tag = if is_tag { key.1 } else { self.digest(charge.tag).1 };
@@ -130,7 +131,7 @@ impl Names {
         digest
     }
 
-    fn digest_scope(&self, (policy, counter, algorithm, period): &Scope) -> u128 {
+    fn digest_scope(&self, (policy, counter, algorithm, period, calendar): &Scope) -> u128 {
         let (name, algorithm) = (policy.as_str(), algorithm.name());
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(b"scope");
@@ -143,6 +144,10 @@ impl Names {
             for word in counter {
                 hasher.update(&word.to_le_bytes());
             }
+        }
+        if let Some(calendar) = calendar {
+            // By its text, since other processes may number time zones differently.
+            hasher.update(calendar.to_string().as_bytes());
         }
         first_half(&hasher.finalize())
     }

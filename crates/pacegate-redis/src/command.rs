@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::StoreError;
+use pacegate::{StoreError, Timestamp};
 use redis::{Cmd, ServerError, Value};
 use tokio::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::{
     script::{Scripts, Source},
     settlement::{self, Settlement},
     store::BlocksCommand,
-    wire::{Action, Program, ScriptParams, encode_settlements, encode_update},
+    wire::{self, Action, Program, ScriptParams, encode_settlements, encode_update},
 };
 
 /// A command for one server.
@@ -29,6 +29,8 @@ pub(crate) struct Command {
     with_text: bool,
     /// The server is out of memory: create no keys.
     out_of_memory: bool,
+    /// The server's time, if it rejected the window of a calendar period. The next attempt uses the window of this time.
+    pub(crate) server_time: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -76,7 +78,7 @@ pub(crate) enum Redirect {
 
 impl Command {
     pub(crate) fn new(payload: Payload) -> Self {
-        Self { payload, asking: false, with_text: false, out_of_memory: false }
+        Self { payload, asking: false, with_text: false, out_of_memory: false, server_time: None }
     }
 
     /// Splits the command by cells: a cluster that rejects several keys of a migrating slot accepts single ones.
@@ -160,7 +162,11 @@ impl Command {
     }
 
     pub(crate) fn encode(&self, names: &Names, scripts: &Scripts, params: ScriptParams) -> Cmd {
-        let params = ScriptParams { create: params.create && !self.out_of_memory, ..params };
+        let params = ScriptParams {
+            create: params.create && !self.out_of_memory,
+            estimate: self.server_time.unwrap_or(params.estimate),
+            ..params
+        };
         match &self.payload {
             Payload::Charges(batch) => {
                 let (script, program) = match (self.out_of_memory, batch.is_simple()) {
@@ -220,6 +226,13 @@ impl Command {
             (payload, Value::ServerError(error)) => {
                 return Self { payload, ..self }.rejected(&error);
             }
+            (
+                payload @ (Payload::Charges(_) | Payload::Update(_) | Payload::Settlements(_)),
+                Value::BulkString(bytes),
+            ) if bytes.len() == 8 => {
+                let now = wire::read(&bytes).next().map(Timestamp::from_micros);
+                return Self { payload, ..self }.outside_window(now);
+            }
             (Payload::Charges(batch), Value::BulkString(bytes)) => batch.finish(&bytes, learn),
             (Payload::Update(mut update), Value::Int(changed)) => {
                 let granted = u64::from(changed > 0);
@@ -243,6 +256,18 @@ impl Command {
         Disposition::Done
     }
 
+    /// Handles a reply that proves that nothing ran, because the server's time is not in the window of a calendar
+    /// period. The command is sent once more, with the window of that time.
+    fn outside_window(mut self, now: Option<Timestamp>) -> Disposition {
+        if self.server_time.is_some() {
+            let problem = "the server's clock left the window of a calendar period twice";
+            self.fail(&StoreError::Failed(problem.to_owned()));
+            return Disposition::Done;
+        }
+        self.server_time = now;
+        Disposition::Retry(self)
+    }
+
     /// Returns whether another script of the payload creates no keys.
     fn can_run_without_memory(&self) -> bool {
         matches!(self.payload, Payload::Charges(_) | Payload::Counter(_))
@@ -252,6 +277,10 @@ impl Command {
     fn rejected(mut self, error: &ServerError) -> Disposition {
         let (code, details) = reason(error);
         let target = || details.split(' ').nth(1).unwrap_or_default().to_owned();
+        if matches!(code, "MOVED" | "ASK") {
+            // Another server has another clock.
+            self.server_time = None;
+        }
         match code {
             "NOSCRIPT" if !self.with_text => {
                 self.with_text = true;

@@ -7,7 +7,7 @@
 
 use std::{
     fmt,
-    hash::{BuildHasher, Hasher, RandomState},
+    hash::{BuildHasher, Hash, Hasher, RandomState},
 };
 
 use foldhash::{SharedSeed, quality::FoldHasher};
@@ -48,6 +48,9 @@ impl Fingerprinter {
         let mut scope = self.scope();
         scope.write_u64((policy.len() as u64) << 32 | algorithm.len() as u64);
         scope.write_u64(period_micros(limit));
+        if let Some(calendar) = limit.calendar() {
+            calendar.hash(&mut scope);
+        }
         charge.counter.to_words(limit).iter().for_each(|&word| scope.write_u64(word));
         scope.write(policy);
         scope.write(algorithm);

@@ -245,8 +245,8 @@ impl Lease {
 
     /// Returns the units left at a time of the server's clock.
     fn left_at(&self, instant: Timestamp) -> u64 {
-        let end = self.state.at().after(self.charge.limit.period());
-        if instant < end { self.left } else { 0 }
+        let window = self.charge.limit.window_at(self.state.at());
+        if window.is_some_and(|window| instant < window.end()) { self.left } else { 0 }
     }
 
     /// Returns the units that can be returned: none if the window is certainly over.
@@ -317,6 +317,18 @@ mod tests {
         assert!(holder.draw(&new[0], 5, later), "one was spent");
         assert!(!holder.draw(&new[1], 5, later));
         assert_eq!(holder.leases.held.lock().leases.len(), MAX_LEASES);
+    }
+
+    #[test]
+    fn a_lease_of_a_calendar_period_ends_with_its_window() {
+        let (holder, now) = (Holder::new(), Instant::now());
+        // The epoch was at 01:00 in Berlin.
+        let charge = holder.charge(0, "10/day in Europe/Berlin".parse().unwrap());
+        assert!(holder.draw(&charge, 5, now));
+        holder.clock.advance(Duration::from_secs(23 * 3_600) - Duration::from_micros(1));
+        assert_eq!(holder.leases.outstanding(), 5);
+        holder.clock.advance(Duration::from_micros(1));
+        assert_eq!(holder.leases.outstanding(), 0);
     }
 
     #[test]

@@ -1,6 +1,12 @@
 //! Estimates of the server's time.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use pacegate::{Clock, Timestamp};
 use tokio::time::Instant;
@@ -14,6 +20,34 @@ pub(crate) enum Time {
     Server(Arc<dyn Environment>),
     /// A clock of the caller, passed to the scripts: for tests.
     Given(Arc<dyn Clock>),
+}
+
+/// An estimate of one server's time, for the windows of calendar periods.
+///
+/// A wrong estimate costs a round trip, but decides nothing: the scripts check the window.
+#[derive(Debug)]
+pub(crate) struct TimeEstimate {
+    host: Arc<dyn Environment>,
+    /// Microseconds by which the server's clock is ahead of that of this host. Changes only after an estimate was wrong.
+    ahead: AtomicI64,
+}
+
+impl TimeEstimate {
+    pub(crate) fn new(host: Arc<dyn Environment>) -> Self {
+        Self { host, ahead: AtomicI64::new(0) }
+    }
+
+    pub(crate) fn now(&self) -> Timestamp {
+        let micros = self.host.now().as_micros();
+        let ahead = self.ahead.load(Ordering::Relaxed);
+        Timestamp::from_micros(micros.saturating_add_signed(ahead))
+    }
+
+    /// Corrects the estimate: the server's clock has just shown this time.
+    pub(crate) fn correct(&self, server: Timestamp) {
+        let [server, local] = [server, self.host.now()].map(|time| time.as_micros().cast_signed());
+        self.ahead.store(server - local, Ordering::Relaxed);
+    }
 }
 
 /// The end of a round trip, and its duration in nanoseconds.

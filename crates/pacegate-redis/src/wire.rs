@@ -1,6 +1,6 @@
 //! The arguments of the scripts: little-endian words of 64 bits.
 
-use pacegate::{Excess, Limit};
+use pacegate::{Excess, Limit, Timestamp};
 
 use crate::{
     batch::Batch,
@@ -13,6 +13,8 @@ use crate::{
 pub(crate) struct ScriptParams {
     /// The time plus one, in microseconds; 0 means the server's time.
     pub(crate) now: u64,
+    /// An estimate of the server's time, from which the windows of calendar periods are computed.
+    pub(crate) estimate: Timestamp,
     /// Milliseconds that keys live longer than needed.
     pub(crate) slack: u64,
     /// Milliseconds for which the answer of a request with an id is stored.
@@ -26,6 +28,9 @@ pub(crate) struct ScriptParams {
 /// Maximum number of times that the answer of a request with an id is repeated: enough for a caller that retries, and
 /// too few to gain from reusing an id.
 pub(crate) const MAX_REPEATS: u64 = 4;
+
+/// The number of fixed windows of a calendar period in the scripts. No algorithm has this number.
+const CALENDAR: u64 = 100;
 
 /// The argument of a script that decides a batch.
 #[derive(Debug)]
@@ -68,7 +73,7 @@ impl Program {
         words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
         for &cell in &order {
             let cell = &batch.cells()[cell as usize];
-            words.limit(cell.script_id, &cell.limit);
+            words.limit(cell.script_id, &cell.limit, params);
         }
         for run in batch.runs() {
             let ttl = batch.reservation(run).map_or(0, |reservation| reservation.ttl);
@@ -94,7 +99,7 @@ impl Program {
         for group in groups {
             let cell = &cells[group[0] as usize];
             words.push([group.len() as u64]);
-            words.limit(cell.script_id, &cell.limit);
+            words.limit(cell.script_id, &cell.limit, params);
             for &cell in group {
                 let run = &batch.runs()[cells[cell as usize].last_run];
                 let charge = &batch.charges(run)[0];
@@ -125,7 +130,7 @@ pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptP
     let mut words = Words::with_capacity(11);
     words.push([params.now, params.slack, action, charge.cost, charged_at]);
     words.push(charge.permit);
-    words.limit(charge.script_id, &charge.limit);
+    words.limit(charge.script_id, &charge.limit, params);
     words.0
 }
 
@@ -137,8 +142,8 @@ pub(crate) fn encode_settlements(settlements: &[Settlement], params: ScriptParam
         // No counter holds more, and a double would not be exact.
         words.push([(*actual).min(Limit::MAX_AMOUNT), charges.len() as u64]);
         for charge in charges {
-            words.limit(charge.script_id, &charge.limit);
             words.push([excess_word(charge)]);
+            words.limit(charge.script_id, &charge.limit, params);
         }
     }
     words.0
@@ -181,7 +186,14 @@ impl Words {
         words.iter().for_each(|word| self.0.extend_from_slice(&word.to_le_bytes()));
     }
 
-    fn limit(&mut self, script_id: u64, limit: &Limit) {
-        self.push([script_id, limit.amount(), limit.capacity(), period_micros(limit)]);
+    /// Adds a limit. For a calendar period, adds its current window too: the server cannot compute it.
+    fn limit(&mut self, script_id: u64, limit: &Limit, params: ScriptParams) {
+        match limit.calendar().and(limit.window_at(params.estimate)) {
+            None => self.push([script_id, limit.amount(), limit.capacity(), period_micros(limit)]),
+            Some(window) => {
+                self.push([CALENDAR, limit.amount(), limit.capacity(), limit.max_window_micros()]);
+                self.push([window.start().as_micros(), window.end().as_micros(), window.number()]);
+            }
+        }
     }
 }

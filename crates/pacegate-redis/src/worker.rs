@@ -39,7 +39,7 @@ use crate::{
     resolver::Resolver,
     settlement::{self, Settlement},
     stats::Totals,
-    time::Time,
+    time::{Time, TimeEstimate},
     wire::{MAX_REPEATS, ScriptParams},
 };
 
@@ -69,6 +69,7 @@ pub(crate) struct NodeWorker {
     open: AtomicBool,
     /// Round trip time of the last reply, in microseconds.
     latency: AtomicU64,
+    server_time: TimeEstimate,
     /// The reason why it is, or was last, closed.
     reason: Mutex<String>,
     /// The cluster of the server, if any.
@@ -101,6 +102,7 @@ impl NodeWorker {
         cluster: Weak<Cluster>,
     ) -> Arc<Self> {
         Arc::new(Self {
+            server_time: TimeEstimate::new(common.environment.clone()),
             common,
             resolver,
             queue: Mutex::default(),
@@ -229,7 +231,8 @@ impl NodeWorker {
     fn params(&self) -> ScriptParams {
         let once = u64::try_from(self.common.once.as_millis()).unwrap_or(u64::MAX);
         let (now, slack) = self.common.time.script_time();
-        ScriptParams { now, slack, once, repeats: MAX_REPEATS, create: true }
+        let estimate = self.server_time.now();
+        ScriptParams { now, estimate, slack, once, repeats: MAX_REPEATS, create: true }
     }
 
     /// Packs queued requests into commands, without cancelled ones.
@@ -356,7 +359,12 @@ impl NodeWorker {
             let (requests, cells) = command.size();
             match command.finish(reply, sent, |cell, state| cache.learn(cell, state, trip)) {
                 Disposition::Done => self.common.totals.batched(requests, cells),
-                Disposition::Retry(command) => again.extend(command.awaited()),
+                Disposition::Retry(command) => {
+                    if let Some(time) = command.server_time {
+                        self.server_time.correct(time);
+                    }
+                    again.extend(command.awaited());
+                }
                 Disposition::Renamed(command) => {
                     again.extend(command.awaited().and_then(|command| self.forward(command)));
                 }

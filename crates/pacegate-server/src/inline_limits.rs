@@ -44,8 +44,7 @@ pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), InlineLimitErro
         return Err(InlineLimitError::TooMany);
     }
     let limit: Limit = text.parse()?;
-    let place = |limit: &Limit| (limit.algorithm(), limit.period());
-    if let Some(&other) = limits.iter().find(|other| place(other) == place(&limit)) {
+    if let Some(&other) = limits.iter().find(|other| other.counts_like(&limit)) {
         return Err(InlineLimitError::Alike(other, limit));
     }
     limits.push(check(limit)?);
@@ -55,8 +54,9 @@ pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), InlineLimitErro
 /// Rejects a limit whose counter would live too long.
 pub(crate) fn check(limit: Limit) -> Result<Limit, TooLong> {
     // A charge counts longest at the start of a window.
-    let reset = limit.counts_until(Timestamp::EPOCH).as_micros();
-    if u128::from(reset) > MAX_RESET.as_micros() { Err(TooLong(limit)) } else { Ok(limit) }
+    let reset = Duration::from_micros(limit.counts_until(Timestamp::EPOCH).as_micros());
+    // The window of a calendar period may have started before the epoch.
+    if reset.max(limit.period()) > MAX_RESET { Err(TooLong(limit)) } else { Ok(limit) }
 }
 
 #[cfg(test)]

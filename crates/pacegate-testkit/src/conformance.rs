@@ -59,6 +59,9 @@ pub fn conformance(subject: &impl Subject, histories: u64) {
     for &algorithm in &algorithms {
         follow_histories(subject, algorithm, 0..histories);
     }
+    if subject.store().supports(&["1/month".parse().expect("valid limit")], false).is_ok() {
+        follow_calendar_histories(subject, 0..histories);
+    }
     rejects_unsupported_updates(subject);
     all_or_nothing(subject, histories.min(500));
     if subject.supports_up_to() {
@@ -82,19 +85,34 @@ pub fn conformance(subject: &impl Subject, histories: u64) {
 /// Panics if the store and the model differ.
 pub fn follow_histories(subject: &impl Subject, algorithm: Algorithm, seeds: Range<u64>) {
     for seed in seeds {
-        let mut history = History::random(seed, algorithm);
-        history.ops.retain(|op| match op {
-            Op::Refund(_) => subject.supports_update(Update::Refund),
-            Op::Reset => subject.supports_update(Update::Reset),
-            Op::Release(_) => subject.supports_update(Update::Release),
-            Op::Renew(_) => subject.supports_update(Update::Renew),
-            Op::Record(..) => subject.supports_excess(),
-            Op::UpTo(_) => subject.supports_up_to(),
-            Op::Reserve(..) | Op::Settle(..) => subject.supports_reservations(),
-            Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
-        });
-        follow(subject, &history);
+        follow_supported(subject, History::random(seed, algorithm));
     }
+}
+
+/// Runs random histories of limits with a calendar period, as [`follow_histories`] does.
+///
+/// # Panics
+///
+/// Panics if the store and the model differ.
+pub fn follow_calendar_histories(subject: &impl Subject, seeds: Range<u64>) {
+    for seed in seeds {
+        follow_supported(subject, History::random_calendar(seed));
+    }
+}
+
+/// Follows a history without the operations that the store does not support.
+fn follow_supported(subject: &impl Subject, mut history: History) {
+    history.ops.retain(|op| match op {
+        Op::Refund(_) => subject.supports_update(Update::Refund),
+        Op::Reset => subject.supports_update(Update::Reset),
+        Op::Release(_) => subject.supports_update(Update::Release),
+        Op::Renew(_) => subject.supports_update(Update::Renew),
+        Op::Record(..) => subject.supports_excess(),
+        Op::UpTo(_) => subject.supports_up_to(),
+        Op::Reserve(..) | Op::Settle(..) => subject.supports_reservations(),
+        Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
+    });
+    follow(subject, &history);
 }
 
 /// Returns the algorithms that the store supports, at least one of which limits a rate.
@@ -141,7 +159,7 @@ fn rejects_unsupported_updates(subject: &impl Subject) {
 
 /// Runs a history on the store and compares every outcome with the model.
 fn follow(subject: &impl Subject, history: &History) {
-    let name = format!("history-{}-{}", history.limit.algorithm(), history.seed);
+    let name = format!("history-{}-{}", history.limit, history.seed);
     let (mut limit, mut now) = (history.limit, history.start);
     let (mut expected, mut reserved) = (history.answers().into_iter(), 0);
     // A store may ignore a step back of less than a millisecond, as a difference between CPU clocks. So the

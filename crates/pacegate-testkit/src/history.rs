@@ -50,13 +50,25 @@ impl History {
     pub fn random(seed: u64, algorithm: Algorithm) -> Self {
         let random = &mut Random::new(seed);
         let limit = random_limit(random, algorithm);
+        Self::of(limit, seed, random)
+    }
+
+    /// Generates the history of a seed under a limit with a calendar period.
+    pub fn random_calendar(seed: u64) -> Self {
+        let random = &mut Random::new(seed);
+        let amount = random.pick(&[1, 2, 3, 5, 7, 100]);
+        let period = random.pick(&CALENDARS);
+        let limit = format!("{amount}/{period}").parse().expect("valid limit");
+        Self::of(limit, seed, random)
+    }
+
+    fn of(limit: Limit, seed: u64, random: &mut Random) -> Self {
         let period = limit.period().as_micros() as u64;
-        let start = random.pick(&[
-            0,
-            946_684_800_000_000,
-            1_767_225_600_000_000,
-            9_000_000_000_000_000 - 8_000_000_000_000,
-        ]);
+        let last = match limit.calendar() {
+            Some(_) => 4_000_000_000_000_000,
+            None => 9_000_000_000_000_000 - 8_000_000_000_000,
+        };
+        let start = random.pick(&[0, 946_684_800_000_000, 1_767_225_600_000_000, last]);
         let start = start + random.below(2 * period);
         let length = random.between(20, 60);
         let mut now = start;
@@ -64,7 +76,7 @@ impl History {
         let ops = (0..length)
             .map(|_| {
                 let op = match random.below(6) {
-                    0 if algorithm != Algorithm::Concurrency => {
+                    0 if limit.algorithm() != Algorithm::Concurrency => {
                         random_reservation(random, &limit, &mut reserved)
                     }
                     _ => random_op(random, &limit, now, &mut held),
@@ -122,6 +134,23 @@ impl History {
     }
 }
 
+/// Maximum time in microseconds for which a reservation is open: a year, much longer than limiters allow.
+const MAX_TTL: u64 = 1 << 45;
+
+/// Calendar periods of the random histories.
+const CALENDARS: [&str; 10] = [
+    "month",
+    "year",
+    "week starting sunday",
+    "month anchor 31",
+    "day in Europe/Berlin",
+    "day in Asia/Tehran",
+    "day in America/St_Johns",
+    "week starting monday in Australia/Lord_Howe",
+    "month anchor 30 in America/New_York",
+    "year in Pacific/Apia",
+];
+
 fn random_limit(random: &mut Random, algorithm: Algorithm) -> Limit {
     let micros =
         random.pick(&[1, 3, 500, 1_000, 1_001, 7_000, 250_000, 333_334, 1_000_000, 60_000_000]);
@@ -173,7 +202,8 @@ fn random_reservation(random: &mut Random, limit: &Limit, reserved: &mut u64) ->
     }
     *reserved += 1;
     let period = limit.period().as_micros() as u64;
-    Op::Reserve(cost, random.pick(&[1, period, 3 * period, 100 * period, 100 * period]))
+    let ttl = random.pick(&[1, period, 3 * period, 100 * period, 100 * period]);
+    Op::Reserve(cost, ttl.min(MAX_TTL))
 }
 
 /// Returns a limit with the same algorithm and period but another amount, and another burst if it had one. A
@@ -182,10 +212,10 @@ fn random_reservation(random: &mut Random, limit: &Limit, reserved: &mut u64) ->
 fn changed(random: &mut Random, limit: &Limit) -> Limit {
     let slowest = if limit.algorithm() == Algorithm::TokenBucket { limit.amount() } else { 1 };
     let amount = random.between(slowest, 2 * limit.amount());
-    let other = Limit::new(amount, limit.period()).expect("valid limit");
+    let other = limit.with_amount(amount).expect("valid limit");
     match limit.burst() {
         Some(burst) => other.with_burst(random.between(1, 2 * burst)).expect("valid burst"),
-        None => other.with_algorithm(limit.algorithm()).expect("valid limit"),
+        None => other,
     }
 }
 
@@ -201,7 +231,8 @@ fn random_cost(random: &mut Random, most: u64) -> u64 {
 /// Draws a wait that is often close to the end of a window or to a refill, where errors are likely.
 fn random_wait(random: &mut Random, limit: &Limit, now: u64) -> u64 {
     let period = limit.period().as_micros() as u64;
-    let to_end = period - now % period;
+    let window = limit.window_at(Timestamp::from_micros(now));
+    let to_end = window.map_or(period - now % period, |window| window.end().as_micros() - now);
     let token = (period / limit.amount()).max(1);
     match random.below(10) {
         0 => 0,

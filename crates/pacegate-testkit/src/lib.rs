@@ -15,7 +15,7 @@ mod rates;
 pub mod servers;
 mod up_to;
 
-pub use conformance::{Subject, conformance, follow_histories};
+pub use conformance::{Subject, conformance, follow_calendar_histories, follow_histories};
 pub use crossings::Crossing;
 pub use history::{History, Op};
 pub use model::{Answer, Model, ReservedUnits};

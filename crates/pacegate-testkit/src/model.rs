@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use pacegate::{Algorithm, Excess, Limit, algorithm::Outcome};
+use pacegate::{Algorithm, Excess, Limit, Timestamp, algorithm::Outcome};
 
 /// The specification of every algorithm, by brute force.
 ///
@@ -40,6 +40,8 @@ pub struct ReservedUnits {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     at: u64,
+    /// The number of its window.
+    window: u64,
     /// Units taken, or refunded if negative (only for a token bucket and a fixed window).
     units: i128,
     permit: u64,
@@ -138,7 +140,7 @@ impl Model {
         }
         let units = i128::from(reserved.units - actual);
         let period = micros(self.limit.period());
-        let (window, charged) = (now / period, reserved.at / period);
+        let (window, charged) = (self.window(now), self.window(reserved.at));
         match self.limit.algorithm() {
             _ if units == 0 => {}
             Algorithm::FixedWindow if charged == window => self.push(now, -units, 0),
@@ -224,7 +226,7 @@ impl Model {
     /// Returns true if `cost` units fit into this amount and capacity at `now`: the definition of each algorithm.
     fn fits_into(&self, now: u64, cost: u64, amount: i128, capacity: i128) -> bool {
         let (cost, period) = (i128::from(cost), micros(self.limit.period()));
-        let window = now / period;
+        let window = self.window(now);
         let in_window = |wanted: u64| self.units(|at| at / period == wanted);
         match self.limit.algorithm() {
             Algorithm::FixedWindow => self.in_fixed_window(window).0 + cost <= amount,
@@ -247,7 +249,6 @@ impl Model {
     /// which paid its amount. Excess that is not debt ends with its window. Also returns true if the units beyond the
     /// amount are debt.
     fn in_fixed_window(&self, window: u64) -> (i128, bool) {
-        let period = micros(self.limit.period());
         let (mut used, mut has_debt, mut last) = (0, false, 0);
         let next_window =
             |(used, has_debt, last): (i128, bool, u64), window: u64, limit: &Limit| {
@@ -261,9 +262,8 @@ impl Model {
             };
         for entry in &self.entries {
             let amount = i128::from(entry.limit.amount());
-            let own = entry.at / period;
-            (used, has_debt) = next_window((used, has_debt, last), own, &entry.limit);
-            last = own;
+            (used, has_debt) = next_window((used, has_debt, last), entry.window, &entry.limit);
+            last = entry.window;
             has_debt &= used > amount;
             if entry.is_debt && !has_debt {
                 used = used.min(amount);
@@ -276,8 +276,17 @@ impl Model {
 
     /// Returns true if units beyond the amount of a fixed window are debt, which counts in later windows.
     fn has_debt(&self, now: u64) -> bool {
-        let window = now / micros(self.limit.period());
+        let window = self.window(now);
         self.limit.algorithm() == Algorithm::FixedWindow && self.in_fixed_window(window).1
+    }
+
+    /// Returns the number of the window that contains an instant. The windows of calendar periods are those of the
+    /// library, which a recorded fixture checks.
+    fn window(&self, at: u64) -> u64 {
+        match self.limit.calendar().and(self.limit.window_at(Timestamp::from_micros(at))) {
+            Some(window) => window.number(),
+            None => at / micros(self.limit.period()),
+        }
     }
 
     /// Returns the tokens missing from a bucket, in tokens × period: initially none, refilled by the amount per
@@ -294,7 +303,8 @@ impl Model {
     }
 
     fn push(&mut self, at: u64, units: i128, permit: u64) {
-        self.entries.push(Entry { at, units, permit, is_debt: false, limit: self.limit });
+        let (window, limit) = (self.window(at), self.limit);
+        self.entries.push(Entry { at, window, units, permit, is_debt: false, limit });
     }
 
     fn units(&self, counts: impl Fn(u64) -> bool) -> i128 {

@@ -23,7 +23,7 @@ pub use algorithm::{Algorithm, Excess};
 pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
 pub use decision::{CostError, Decision, Denied, ParseSourceError, Source};
 pub use key::{Key, KeyBuf, KeyRef};
-pub use limit::{Limit, LimitError, ParseLimitError};
+pub use limit::{Calendar, Limit, LimitError, ParseLimitError};
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub use limiter::seed_permit_ids;

@@ -13,6 +13,9 @@ pub mod guide_rust {}
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/store.md"))]
 pub mod guide_store {}
 
+#[doc = include_str!(concat!(env!("OUT_DIR"), "/plans.md"))]
+pub mod guide_plans {}
+
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/redis.md"))]
 pub mod guide_redis {}
 

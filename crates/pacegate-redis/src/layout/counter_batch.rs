@@ -388,7 +388,14 @@ mod tests {
         let ops = [CounterOp::Charge(1)];
         let (state, requests, _replies) = requests(Layout::rlaas(), "9/minute", &ops);
         let [mut batch] = <[CounterBatch; 1]>::try_from(pack(&state, requests)).unwrap();
-        let params = ScriptParams { now: 0, slack: 0, once: 0, repeats: 0, create: true };
+        let params = ScriptParams {
+            now: 0,
+            estimate: Timestamp::EPOCH,
+            slack: 0,
+            once: 0,
+            repeats: 0,
+            create: true,
+        };
         for now in [101 * MINUTE, 101 * MINUTE - 1] {
             batch = batch.finish(&[now as i64], Instant::now(), |_, _| {}).unwrap();
         }

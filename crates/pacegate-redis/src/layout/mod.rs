@@ -318,6 +318,11 @@ impl Rules {
                 "counts by {wanted}, and `{limit}` does not: use the algorithm {wanted}"
             ));
         }
+        if limit.calendar().is_some() {
+            return Some(format!(
+                "cannot count calendar periods: use a fixed length, such as `30d`, instead of `{limit}`"
+            ));
+        }
         if self.whole_seconds && limit.period().subsec_nanos() != 0 {
             let next = limit.period().as_secs() + 1;
             return Some(format!(

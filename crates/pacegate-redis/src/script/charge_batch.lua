@@ -25,21 +25,27 @@ local function open(cell, at, a, b)
   cell.taken, cell.since = 0, at
   -- A limit of 0 denies, and keeps the state for a later limit. A fixed window may count nevertheless.
   if cell.amount > 0 or cell.kind == FIXED_WINDOW then
-    at, a, b, cell.changed = move(cell.kind, cell.amount, cell.period, at, a, b)
+    at, a, b, cell.changed = move_in(cell.window, cell.kind, cell.amount, cell.period, at, a, b)
   end
   cell.at, cell.a, cell.b = at, a, b
   cell.free = free_units(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
 end
 
-local cells = {}
+local cells, is_wrong = {}, false
 for index = 1, size do
-  local kind, amount, capacity, period
+  local kind, amount, capacity, period, window
   kind, amount, capacity, period, place = unpack('<I8I8I8I8', program, place)
+  if kind == CALENDAR then
+    kind, window, place = FIXED_WINDOW, read_window(program, place)
+    is_wrong = is_wrong or window.is_wrong
+  end
   cells[index] = {
-    kind = kind, amount = amount, capacity = capacity, period = period,
+    kind = kind, amount = amount, capacity = capacity, period = period, window = window,
     at = false, since = 0, a = 0, b = 0, free = -1, taken = BROKEN, before = NOTHING,
   }
 end
+
+if is_wrong then return pack('<I8', now) end
 
 if strings > 0 then
   -- Not GET, even for one key: an error for a foreign value would fail the whole batch.
@@ -241,7 +247,7 @@ for index = 1, strings do
   local cell = cells[index]
   if cell.taken ~= BROKEN and (cell.taken > 0 or cell.changed) then
     local a = cell.a + cell.taken
-    write(KEYS[index], slack, cell.kind, cell.amount, cell.period, cell.since, cell.at, a, cell.b)
+    write(KEYS[index], slack, cell.kind, cell.amount, cell.period, cell.since, cell.at, a, cell.b, cell.window)
   end
 end
 

@@ -6,6 +6,8 @@ local spread, unpack, pack = unpack, struct.unpack, struct.pack
 local call, floor = redis.call, math.floor
 
 local FIXED_WINDOW, SLIDING_WINDOW, TOKEN_BUCKET, SLIDING_LOG = 0, 1, 2, 3
+-- Fixed windows of a calendar period. The current window follows the limit.
+local CALENDAR = 100
 local BROKEN, NOTHING = 9007199254740992, pack('<I8I8I8', 0, 0, 0)
 
 -- The time in microseconds. Each script sets it once, first of all: to the server's time, or to the given time minus 1.
@@ -72,6 +74,25 @@ local function move(kind, amount, period, at, a, b)
   return now, a, b
 end
 
+-- Reads the current window of a calendar period, which the client computed from its estimate of the time. It is wrong if
+-- it does not contain now: then the script changes nothing and returns now, and the client sends another window.
+local function read_window(program, place)
+  local start, stop, number
+  start, stop, number, place = unpack('<I8I8I8', program, place)
+  return { start = start, stop = stop, number = number, is_wrong = now < start or now >= stop }, place
+end
+
+-- The same as `move`, also for a calendar period, which has a `window`. If there is debt, `b` is the number of the
+-- state's window then.
+local function move_in(window, kind, amount, period, at, a, b)
+  if not window then return move(kind, amount, period, at, a, b) end
+  if at > now then return window.start, a, b, true end
+  if at >= window.start then return at, a, b end
+  if b == 0 then return window.start, 0, 0 end
+  a = math.max(a - math.max(window.number - b, 0) * amount, 0)
+  return window.start, a, a > amount and window.number or 0
+end
+
 -- Returns the free units of a state that was moved to now.
 local function free_units(kind, amount, capacity, period, at, a, b)
   if kind == FIXED_WINDOW then return amount - a end
@@ -99,21 +120,23 @@ local function record(kind, excess, free, units, a, b)
 end
 
 -- Writes a state. It expires `slack` milliseconds after it has no effect any more; the state contains its window, so a
--- late expiry is harmless. In the same window the expiry stays as it was.
-local function write(key, slack, kind, amount, period, before, at, a, b)
+-- late expiry is harmless. In the same window the expiry stays as it was. `window` is set for a calendar period, where
+-- `period` is the maximum length of a window.
+local function write(key, slack, kind, amount, period, before, at, a, b, window)
   local has_debt = kind == FIXED_WINDOW and b > 0 and a > amount
-  if kind == FIXED_WINDOW and not has_debt then b = 0 end
+  if kind == FIXED_WINDOW then b = has_debt and (window and window.number or 1) or 0 end
   local value, life = pack('<I8I8I8', at, a, b), nil
   if amount == 0 then
     life = 2 * period
   elseif kind == TOKEN_BUCKET then
     life = math.min((a + 1) * (period / amount), 2 ^ 53)
   elseif has_debt then
-    life = math.min(at - now + math.ceil(a / amount) * period, 2 ^ 53)
+    local from = window and window.stop - period or at
+    life = math.min(from - now + math.ceil(a / amount) * period, 2 ^ 53)
   elseif at == before then
     return call('SET', key, value, 'KEEPTTL')
   elseif kind == FIXED_WINDOW then
-    life = at + period - now
+    life = (window and window.stop or at + period) - now
   else
     life = at + 2 * period - now
   end

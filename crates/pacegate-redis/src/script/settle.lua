@@ -3,7 +3,7 @@
 --
 -- KEYS     for each reservation: the key that shows that it is open, then those of its cells.
 -- ARGV[1]  the program, packed: wire.rs writes it.
--- Returns  for each reservation 1 if it was open, else 0.
+-- Returns  for each reservation 1 if it was open, else 0; now, packed, if the window of a calendar period is wrong.
 
 local program = ARGV[1]
 local given, slack, count, place = unpack('<I8I8I8', program)
@@ -52,17 +52,17 @@ local function charge_log(key, amount, period, excess, units)
 end
 
 -- Charges units to a state that was moved to now.
-local function charge_state(key, kind, amount, capacity, period, excess, units, before, at, a, b)
+local function charge_state(key, kind, amount, capacity, period, excess, units, before, at, a, b, window)
   local free = free_units(kind, amount, capacity, period, at, a, b)
   if units > free then
     if excess == 0 then return end
     units, a, b = record(kind, excess, free, units, a, b)
   end
-  if units > 0 then write(key, slack, kind, amount, period, before, at, a + units, b) end
+  if units > 0 then write(key, slack, kind, amount, period, before, at, a + units, b, window) end
 end
 
 -- Returns units to a state that was moved to now. `owed`: the units of the charge that a bucket has not refilled yet.
-local function return_to_state(key, kind, amount, period, charged, owed, units, before, at, a, b)
+local function return_to_state(key, kind, amount, period, charged, owed, units, before, at, a, b, window)
   if kind == TOKEN_BUCKET then
     if amount == 0 then return end
     a = a - math.min(units, owed)
@@ -76,7 +76,7 @@ local function return_to_state(key, kind, amount, period, charged, owed, units, 
     return
   end
   if a + b > 0 then
-    write(key, slack, kind, amount, period, before, at, a, b)
+    write(key, slack, kind, amount, period, before, at, a, b, window)
   else
     call('DEL', key)
   end
@@ -84,8 +84,10 @@ end
 
 -- Changes one cell by the difference between the reserved units and the used ones. `a` and `b` are its state just after
 -- the charge.
-local function settle(key, kind, amount, capacity, period, excess, units, charged, a, b)
+local function settle(key, cell, units, charged, a, b)
   if units == 0 then return end
+  local kind, amount, capacity, period = cell.kind, cell.amount, cell.capacity, cell.period
+  local excess, window = cell.excess, cell.window
   if kind == SLIDING_LOG then
     if units > 0 then return return_to_log(key, period, charged, units) end
     return charge_log(key, amount, period, excess, -units)
@@ -95,34 +97,44 @@ local function settle(key, kind, amount, capacity, period, excess, units, charge
   local owed = kind == TOKEN_BUCKET and select(2, move(kind, amount, period, charged, a, b))
   local before, at
   before, a, b = unpack('<I8I8I8', value or NOTHING)
-  at, a, b = move(kind, amount, period, before, a, b)
+  at, a, b = move_in(window, kind, amount, period, before, a, b)
   if units > 0 then
-    return return_to_state(key, kind, amount, period, charged, owed, units, before, at, a, b)
+    return return_to_state(key, kind, amount, period, charged, owed, units, before, at, a, b, window)
   end
-  charge_state(key, kind, amount, capacity, period, excess, -units, before, at, a, b)
+  charge_state(key, kind, amount, capacity, period, excess, -units, before, at, a, b, window)
+end
+
+-- Reads everything before the first change, because a window may be wrong.
+local settlements = {}
+for index = 1, count do
+  local settlement, size = {}, 0
+  settlement.actual, size, place = unpack('<I8I8', program, place)
+  for number = 1, size do
+    local cell = {}
+    cell.excess, cell.kind, cell.amount, cell.capacity, cell.period, place = unpack('<I8I8I8I8I8', program, place)
+    if cell.kind == CALENDAR then
+      cell.kind, cell.window, place = FIXED_WINDOW, read_window(program, place)
+      if cell.window.is_wrong then return pack('<I8', now) end
+    end
+    settlement[number] = cell
+  end
+  settlements[index] = settlement
 end
 
 local replies, next_key = {}, 1
-for index = 1, count do
-  local actual, cells
-  actual, cells, place = unpack('<I8I8', program, place)
+for index, settlement in ipairs(settlements) do
   local value = call('GET', KEYS[next_key])
   local charged, expires = unpack('<I8I8', value or NOTHING)
-  local open = expires > now and #value == 16 + 24 * cells
+  local open = expires > now and #value == 16 + 24 * #settlement
   -- First of all: if anything below fails, units stay charged.
   if value then call('DEL', KEYS[next_key]) end
-  for cell = 1, cells do
-    local kind, amount, capacity, period, excess
-    kind, amount, capacity, period, excess, place = unpack('<I8I8I8I8I8', program, place)
-    if open then
-      local units, a, b = unpack('<I8I8I8', value, 24 * cell - 7)
-      local key = KEYS[next_key + cell]
-      if units > 0 then
-        settle(key, kind, amount, capacity, period, excess, units - 1 - actual, charged, a, b)
-      end
+  for number, cell in ipairs(open and settlement or {}) do
+    local units, a, b = unpack('<I8I8I8', value, 24 * number - 7)
+    if units > 0 then
+      settle(KEYS[next_key + number], cell, units - 1 - settlement.actual, charged, a, b)
     end
   end
-  next_key = next_key + 1 + cells
+  next_key = next_key + 1 + #settlement
   replies[index] = open and 1 or 0
 end
 return replies

@@ -2,15 +2,27 @@
 --
 -- KEYS[1]  the cell's key.
 -- ARGV[1]  the program, packed: wire.rs writes it.
--- Returns 1 if anything changed, else 0.
+-- Returns 1 if anything changed, else 0; now, packed, if the window of a calendar period is wrong.
 
 local REFUND, RELEASE, RENEW = 0, 1, 2
 
 local key = KEYS[1]
-local given, slack, action, cost, charged_at, permit, kind, amount, _, period =
+local given, slack, action, cost, charged_at, permit, kind, amount, _, period, place =
   unpack('<I8I8I8I8I8c16I8I8I8I8', ARGV[1])
 
 set_now(given)
+
+local window
+if kind == CALENDAR then
+  kind, window = FIXED_WINDOW, read_window(ARGV[1], place)
+  if window.is_wrong then return pack('<I8', now) end
+end
+
+-- Returns true if the units were charged in a window that is over.
+local function is_over()
+  if window then return charged_at < window.start or charged_at >= window.stop end
+  return charged_at - charged_at % period ~= now - now % period
+end
 
 local function member(unit)
   return permit .. pack('>I4', unit)
@@ -74,21 +86,21 @@ if not value then return 0 end
 if #value ~= 24 then return redis.error_reply('PACEGATE the key holds a foreign value') end
 local before, a, b = unpack('<I8I8I8', value)
 local at
-at, a, b = move(kind, amount, period, before, a, b)
+at, a, b = move_in(window, kind, amount, period, before, a, b)
 if kind == TOKEN_BUCKET then
   a = a - cost
   if a < 0 then a, b = 0, 0 end
-elseif charged_at > 0 and charged_at - charged_at % period ~= now - now % period then
-  -- It was charged in a window that is over.
+elseif charged_at > 0 and is_over() then
   return 0
 else
   -- From the current window first: the units were most likely charged just before.
   local from_this = math.min(cost, a)
-  a, b = a - from_this, math.max(b - (cost - from_this), 0)
+  a = a - from_this
+  if kind == SLIDING_WINDOW then b = math.max(b - (cost - from_this), 0) end
   if kind == FIXED_WINDOW and a <= amount then b = 0 end
 end
 if a + b > 0 then
-  write(key, slack, kind, amount, period, before, at, a, b)
+  write(key, slack, kind, amount, period, before, at, a, b, window)
 else
   call('DEL', key)
 end

@@ -2,7 +2,7 @@
 
 use pacegate::Algorithm;
 use pacegate_testkit::{
-    conformance, follow_histories,
+    conformance, follow_calendar_histories, follow_histories,
     servers::{Cluster, Flavor, Sentinels, Server},
 };
 
@@ -41,6 +41,17 @@ fn token_bucket() {
 #[test]
 fn concurrency() {
     histories(Algorithm::Concurrency);
+}
+
+/// The clock of this host differs from the clock of the histories, so the script often rejects a window.
+#[test]
+fn calendar_periods() {
+    let histories = if is_long() { 1_000_000 } else { 10_000 };
+    let server = Server::start(Flavor::Redis);
+    let plain = Timed::new(&server.url(), |builder| builder.deny_cache(0));
+    let cached = Timed::new(&server.url(), |builder| builder);
+    follow_calendar_histories(&plain, 0..histories / 2);
+    follow_calendar_histories(&cached, histories / 2..histories);
 }
 
 #[test]

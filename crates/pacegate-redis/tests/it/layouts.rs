@@ -487,6 +487,8 @@ fn unsupported_limits_are_rejected() {
             answer => panic!("{other:?}: {answer:?}"),
         };
         assert!(refused(odd("9/second burst 9")).contains(algorithm));
+        let month = refused(odd("9/month"));
+        assert!(month.contains("calendar periods") || month.contains(algorithm), "{month}");
         let half = odd(&format!("9/1500ms {algorithm}"));
         if other == Other::Spring {
             assert!(ours.charge("alice", half, 1).is_admitted());

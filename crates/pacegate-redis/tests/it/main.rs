@@ -5,6 +5,7 @@
 mod acl;
 mod batching;
 mod blocks;
+mod calendar;
 mod conformance;
 mod connections;
 mod contention;

@@ -60,8 +60,9 @@ pub(crate) struct PolicySection {
     missing: Option<MissingChoice>,
 
     /// An amount per period, with an optional burst and algorithm. Several in a list are charged all or nothing.
-    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `ms`, `s`, `m`, `h`, `d`, `w`.
-    #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/hour"])]
+    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `ms`, `s`, `m`, `h`, `d`, `w`. Fixed windows
+    /// also have calendar periods: `month`, `month anchor 17`, `year`, `week starting monday`, `day in Europe/Berlin`.
+    #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/month"])]
     limit: Texts,
 
     /// The algorithm of all limits of this policy whose text does not name one.
@@ -309,6 +310,10 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
         .as_ref()
         .map(|lease| problems.take(lease.location, lease.value.parse::<Lease>()));
     let notify = section.notify.as_ref().map(|notify| thresholds(notify, problems));
+    if section.record_in_full && *layout != Layout::native() {
+        let message = "the layout of the store cannot record debt: remove `record_in_full`, or use the layout `native`";
+        problems.add(section.name.location, message);
+    }
     let (name, limits, overrides) = (name?, limits?, overrides?);
     let mut policy = Policy::new(name, limits.limits.iter().copied());
     policy.domain = section.domain.clone().unwrap_or_default();
@@ -403,8 +408,9 @@ impl Draft<'_> {
         }
         for limits in std::iter::once(&self.limits).chain(&self.overrides) {
             for (limit, location) in limits.limits.iter().zip(&limits.locations) {
-                if limit.algorithm() != Algorithm::FixedWindow || limit.period() < MIN_QUOTA_PERIOD
-                {
+                let is_window =
+                    limit.algorithm() == Algorithm::FixedWindow && limit.calendar().is_none();
+                if !is_window || limit.period() < MIN_QUOTA_PERIOD {
                     let message = format!(
                         "`envoy_quota` cannot keep the limit `{limit}`: use a fixed window of at least 10s"
                     );

@@ -93,7 +93,9 @@ fn limits(policy: &Policy, warnings: &mut Vec<String>) {
 /// Returns the maximum that `tighter` admits in a window of `idle`, if `idle` never denies that much. This is exact,
 /// because windows whose periods divide each other start together.
 fn max_of<'a>(tighter: &'a Limit, idle: &Limit) -> Option<(&'a Limit, u64)> {
-    let windows = [tighter, idle].iter().all(|limit| limit.algorithm() == Algorithm::FixedWindow);
+    let is_aligned =
+        |limit: &&Limit| limit.algorithm() == Algorithm::FixedWindow && limit.calendar().is_none();
+    let windows = [tighter, idle].iter().all(is_aligned);
     let (short, long) = (tighter.period().as_micros(), idle.period().as_micros());
     if !windows || short >= long || !long.is_multiple_of(short) {
         return None;

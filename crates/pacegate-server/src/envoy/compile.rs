@@ -260,10 +260,7 @@ impl Compiler<'_> {
         let mut bounds: Vec<Bound> = Vec::new();
         for item in limits {
             let bound = Bound::read(self.source, item)?;
-            let same = bounds.iter().find(|other| {
-                other.limit.period() == bound.limit.period()
-                    && other.limit.algorithm() == bound.limit.algorithm()
-            });
+            let same = bounds.iter().find(|other| other.limit.counts_like(&bound.limit));
             if let Some(same) = same {
                 let message = format!(
                     "`{}` and `{}` share a counter: remove the larger",

@@ -113,11 +113,10 @@ fn name(decision: &Decision) -> Bytes {
 /// Returns the seconds until the reset, rounded up. A fixed window ends even if it is unused.
 fn reset(engine: &Engine, decision: &Decision) -> Duration {
     let window = decision.limit().filter(|limit| limit.algorithm() == Algorithm::FixedWindow);
-    let micros = match (decision.reset_after().as_micros(), window) {
-        (0, Some(limit)) => {
-            let period = limit.period().as_micros().max(1);
-            period - u128::from(engine.now().as_micros()) % period
-        }
+    let now = engine.now();
+    let micros = match (decision.reset_after().as_micros(), window.and_then(|it| it.window_at(now)))
+    {
+        (0, Some(window)) => window.end().micros_since(now).into(),
         (used, _) => used,
     };
     let seconds = i64::try_from(micros.div_ceil(1_000_000)).unwrap_or(i64::MAX);

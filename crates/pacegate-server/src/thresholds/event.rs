@@ -80,3 +80,46 @@ fn id(event: &ThresholdEvent) -> String {
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashSet, sync::mpsc};
+
+    use pacegate::{Limiter, ManualClock, Policy, PolicySet};
+
+    use super::*;
+
+    /// Returns the events of a new limiter that charges `cost` to each key.
+    fn events(policy: Policy, at: u64, cost: u64) -> Vec<ThresholdEvent> {
+        let (sender, events) = mpsc::channel();
+        let clock = ManualClock::new();
+        clock.set(Timestamp::from_secs(at));
+        let limiter = Limiter::builder().policies(PolicySet::new([policy]).unwrap()).clock(clock);
+        let limiter = limiter.on_threshold(move |event| sender.send(event).unwrap());
+        let limiter = limiter.build().unwrap();
+        for key in ["alice", "bob"] {
+            let _ = limiter.check_cost(key, cost).unwrap();
+        }
+        events.try_iter().collect()
+    }
+
+    #[test]
+    fn an_id_is_the_same_in_every_process_and_differs_between_events() {
+        let policy = |name: &str, limit: &str| {
+            Policy::new(name.to_owned(), [limit.to_owned()]).per(["key"]).notify([50, 100])
+        };
+        let ids = |events: Vec<ThresholdEvent>| events.iter().map(id).collect::<Vec<_>>();
+        let first = ids(events(policy("plan", "10/minute"), 60, 10));
+        assert_eq!(first.len(), 4);
+        assert_eq!(first[0].len(), 32);
+        assert_eq!(first, ids(events(policy("plan", "10/minute"), 119, 10)), "the same window");
+        let others = [
+            events(policy("plan", "10/minute"), 120, 10),
+            events(policy("other", "10/minute"), 60, 10),
+            events(policy("plan", "10/30s"), 60, 10),
+            events(policy("plan", "10/minute sliding-window"), 60, 10),
+        ];
+        let all: HashSet<_> = others.into_iter().flat_map(ids).chain(first).collect();
+        assert_eq!(all.len(), 20);
+    }
+}

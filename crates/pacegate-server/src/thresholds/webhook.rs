@@ -319,6 +319,7 @@ fn retry_delay(failures: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::Client;
 
     /// Computed with Python: `hmac.new(secret, b"1700000000." + body, hashlib.sha256).hexdigest()`.
     #[test]
@@ -327,6 +328,45 @@ mod tests {
         assert_eq!(signature(secret, 1_700_000_000, b"{}"), SIGNED);
         assert_ne!(signature(secret, 1_700_000_001, b"{}"), SIGNED);
         assert_ne!(signature(secret, 1_700_000_000, b"{ }"), SIGNED);
+    }
+
+    fn settings(queue: usize) -> WebhookSettings {
+        WebhookSettings {
+            client: Client::for_url("http://127.0.0.1:9/hook", None).unwrap(),
+            secret: Arc::from(*b"0123456789abcdef"),
+            timeout: Duration::from_secs(1),
+            max_age: Duration::from_secs(60),
+            queue,
+        }
+    }
+
+    fn event(id: u32) -> QueuedEvent {
+        QueuedEvent { id: id.to_string(), body: Bytes::new(), since: Instant::now() }
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_drops_the_oldest_events() {
+        let webhook = Webhook::new(Some(settings(3)));
+        (0..5).for_each(|id| webhook.enqueue(event(id), 3));
+        let stats = webhook.stats().unwrap();
+        assert_eq!((stats.queued, stats.dropped), (3, 2));
+        assert_eq!(webhook.next().await.id, "2");
+        assert_eq!(webhook.stats().unwrap().queued, 3, "one of them is in flight");
+        webhook.configure(None);
+        assert_eq!(webhook.stats(), None);
+    }
+
+    #[tokio::test]
+    async fn an_event_is_sent_again_until_it_is_too_old() {
+        let (settings, webhook) = (settings(3), Webhook::new(None));
+        let failed = DeliveryError::Status(StatusCode::BAD_GATEWAY);
+        webhook.retry(event(1), &settings, &failed);
+        assert_eq!(webhook.queued(), 1);
+        let mut event = webhook.next().await;
+        event.since = Instant::now().checked_sub(Duration::from_secs(61)).unwrap();
+        webhook.retry(event, &settings, &failed);
+        webhook.end_attempt();
+        assert_eq!((webhook.queued(), webhook.dropped.load(Ordering::Relaxed)), (0, 1));
     }
 
     #[test]

@@ -268,16 +268,12 @@ impl Search<'_> {
     }
 
     fn limit(&self, amount: u64) -> Result<Limit, LimitError> {
+        let Some(burst) = self.like.burst() else { return self.like.with_amount(amount) };
+        // The ratio of burst to amount stays the same.
+        let scaled = u128::from(burst) * u128::from(amount);
+        let burst = scaled.div_ceil(u128::from(self.like.amount().max(1))).max(1);
         let limit = Limit::new(amount, self.like.period())?;
-        match self.like.burst() {
-            // The ratio of burst to amount stays the same.
-            Some(burst) => {
-                let scaled = u128::from(burst) * u128::from(amount);
-                let burst = scaled.div_ceil(u128::from(self.like.amount().max(1))).max(1);
-                limit.with_burst(u64::try_from(burst).unwrap_or(u64::MAX))
-            }
-            None => limit.with_algorithm(self.like.algorithm()),
-        }
+        limit.with_burst(u64::try_from(burst).unwrap_or(u64::MAX))
     }
 
     fn outcome(&self, variant: &Variant) -> Outcome {

@@ -1,6 +1,6 @@
 //! Charges that are recorded even if they exceed the limit.
 
-use super::{Algorithm, NEVER, Outcome, State, fixed_window, sliding_window, step, token_bucket};
+use super::{Algorithm, Outcome, State, fixed_window, sliding_window, step, token_bucket};
 use crate::{Limit, clock::Timestamp};
 
 /// Decides what happens to a charge that does not fit its limit.
@@ -169,9 +169,4 @@ pub(super) fn free_before(limit: &Limit, used: u64, excess: Excess) -> u64 {
 /// Returns the units to record of `cost`, if `used` units are in use.
 pub(super) fn units(limit: &Limit, used: u64, cost: u64, excess: Excess) -> u64 {
     cost.min((limit.capacity() + excess.max_units(limit)).saturating_sub(used))
-}
-
-/// Returns `windows × period`, or nearly [`NEVER`] if that is too large.
-pub(super) fn periods(limit: &Limit, windows: u64) -> u64 {
-    windows.saturating_mul(limit.period_micros()).min(NEVER / 4)
 }

@@ -1,15 +1,20 @@
-//! Fixed windows, aligned to the Unix epoch. The state is the start of the window and the units used in it.
+//! Fixed windows, aligned to the Unix epoch or to a calendar. The state is the start of the window and the units used in
+//! it.
 //!
 //! Each window admits at most the amount. Around the boundary of two windows, up to twice the amount can be admitted in
 //! a short time. Units that were recorded as debt beyond the amount count in the next windows, until they are paid
 //! back.
 
-use super::{Algorithm, Excess, Outcome, State, excess::periods};
+use super::{
+    Algorithm, Excess, NEVER, Outcome, State,
+    window::{start_of, window},
+};
 use crate::{Limit, clock::Timestamp};
 
-/// The current window: its start in microseconds since the epoch, and its used units.
+/// The current window: its start and end in microseconds since the epoch, and its used units.
 struct Window {
     start: u64,
+    end: u64,
     used: u64,
     /// `true` if the units beyond the amount are carried into the next window. There are such units then.
     has_debt: bool,
@@ -23,17 +28,16 @@ const DEBT: u64 = 1 << 60;
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let window = Window::at(limit, *state, now);
     let free = limit.amount().saturating_sub(window.used);
-    let until_end = window.start + limit.period_micros() - now;
     if cost.max(1) > free {
-        let reset_after = window.reset_after(limit, until_end);
-        let retry_after = window.retry_after(limit, until_end, cost.max(1));
+        let reset_after = window.reset_after(limit, now);
+        let retry_after = window.retry_after(limit, now, cost.max(1));
         return Outcome::refused(free, retry_after, reset_after);
     }
     let next = Window { used: window.used + cost, has_debt: false, ..window };
     if cost > 0 {
         *state = next.state(limit);
     }
-    Outcome::taken(free - cost, next.reset_after(limit, until_end))
+    Outcome::taken(free - cost, next.reset_after(limit, now))
 }
 
 /// Returns the state with up to `cost` fewer used units. Units of earlier windows are not refunded, except debt.
@@ -85,13 +89,18 @@ impl Window {
     #[inline]
     fn at(limit: &Limit, state: State, now: u64) -> Self {
         let (start, (used, has_debt)) = (state.at().as_micros(), unpack(state.payload()));
-        let period = limit.period_micros();
+        // 0 for a calendar period.
+        let period = limit.packed_period().fixed_micros();
         if now - start < period {
-            Self { start, used, has_debt }
-        } else {
-            let used = if has_debt { rest(limit, used, (now - start) / period) } else { 0 };
-            Self { start: now - now % period, used, has_debt: used > limit.amount() }
+            return Self { start, end: start + period, used, has_debt };
         }
+        let current = window(limit, now);
+        let (used, has_debt) = match has_debt {
+            _ if current.start <= start => (used, has_debt),
+            true => rest(limit, used, current.number - window(limit, start).number),
+            false => (0, false),
+        };
+        Self { start: current.start.max(start), end: current.end, used, has_debt }
     }
 
     /// Returns `true` if there is debt under this limit, which may be higher than that of the last charge.
@@ -108,38 +117,46 @@ impl Window {
 
     /// Returns the microseconds until `cost` fits, if it does not fit now.
     #[inline]
-    fn retry_after(&self, limit: &Limit, until_end: u64, cost: u64) -> u64 {
+    fn retry_after(&self, limit: &Limit, now: u64, cost: u64) -> u64 {
         if !self.has_debt {
-            return until_end;
+            return self.end - now;
         }
         let windows = (self.used + cost - limit.amount()).div_ceil(limit.amount());
-        until_end + periods(limit, windows - 1)
+        self.end_after(limit, windows - 1) - now
     }
 
     /// Returns the microseconds until all units are free: the rest of the window, and those that pay the debt. 0 if
     /// none is used.
     #[inline]
-    fn reset_after(&self, limit: &Limit, until_end: u64) -> u64 {
+    fn reset_after(&self, limit: &Limit, now: u64) -> u64 {
         match self.used {
             0 => 0,
-            used if self.has_debt => until_end + periods(limit, used.div_ceil(limit.amount()) - 1),
-            _ => until_end,
+            used if self.has_debt => self.end_after(limit, used.div_ceil(limit.amount()) - 1) - now,
+            _ => self.end - now,
         }
+    }
+
+    /// Returns the end of the window that is this many windows later.
+    #[cold]
+    fn end_after(&self, limit: &Limit, windows: u64) -> u64 {
+        start_of(limit, window(limit, self.end).number.saturating_add(windows))
     }
 }
 
-/// Returns the debt that is left of `used` units after this many windows.
+/// Returns the units that are left of `used` after this many windows, and `true` if there is debt among them.
 #[cold]
-fn rest(limit: &Limit, used: u64, windows: u64) -> u64 {
-    used.saturating_sub(windows.saturating_mul(limit.amount()))
+fn rest(limit: &Limit, used: u64, windows: u64) -> (u64, bool) {
+    let used = used.saturating_sub(windows.saturating_mul(limit.amount()));
+    (used, used > limit.amount())
 }
 
-/// Returns the microseconds from the start of the window until its units no longer count.
+/// Returns a time in microseconds from the start of the window, after which its units no longer count.
 #[inline]
 pub(super) fn lifetime(limit: &Limit, used: u64, has_debt: bool) -> u64 {
+    let longest = limit.max_window_micros();
     match has_debt {
-        true => periods(limit, used.div_ceil(limit.amount().max(1)).max(1)),
-        false => limit.period_micros(),
+        true => used.div_ceil(limit.amount().max(1)).max(1).saturating_mul(longest).min(NEVER / 4),
+        false => longest,
     }
 }
 

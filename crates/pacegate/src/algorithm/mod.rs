@@ -18,6 +18,7 @@ mod packed;
 pub(crate) mod sliding_window;
 mod state;
 pub(crate) mod token_bucket;
+mod window;
 
 use crate::{Limit, clock::Timestamp};
 
@@ -25,6 +26,7 @@ pub use custom::{Custom, CustomAlgorithm};
 pub use excess::Excess;
 pub use outcome::{Origin, Outcome};
 pub use state::State;
+pub use window::TimeWindow;
 
 pub(crate) use crate::limit::micros;
 pub use crate::limit::{Algorithm, UnknownAlgorithm};
@@ -92,7 +94,7 @@ impl Limit {
         let until = match (self.algorithm(), self.algorithm().windows()) {
             _ if self.amount() == 0 => at,
             (Algorithm::Custom(_), _) => return Timestamp::MAX,
-            (_, windows @ 1..) => (at - at % period).saturating_add(windows * period),
+            (_, windows @ 1..) => window::start_of(self, window::window(self, at).number + windows),
             (algorithm, _) if algorithm.has_burst() => {
                 let debt = u128::from(self.capacity()) * u128::from(period);
                 at.saturating_add(token_bucket::drain_time(self, debt))
@@ -148,7 +150,7 @@ pub(crate) fn rebase(limit: &Limit, state: &mut State, now: u64) {
     let at = match limit.algorithm() {
         // Custom algorithms get the state unchanged.
         Algorithm::Custom(_) => return,
-        algorithm if algorithm.windows() > 0 => now - now % limit.period_micros(),
+        algorithm if algorithm.windows() > 0 => window::window(limit, now).start,
         _ => now,
     };
     *state = state.moved_to(Timestamp::from_micros(at));

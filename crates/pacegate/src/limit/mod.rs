@@ -4,14 +4,20 @@
 //! depend on this crate, which depends on it. So they use nothing else of this crate but `algorithm::Custom`.
 
 mod algorithm;
+mod calendar;
 mod name;
+mod period;
 mod text;
 
 use std::time::Duration;
 
 pub use algorithm::{Algorithm, UnknownAlgorithm};
+pub use calendar::Calendar;
+#[cfg(feature = "calendar")]
+pub(crate) use calendar::CalendarUnit;
 pub use name::PolicyNameError;
 pub(crate) use name::{INLINE_NAME, check_name};
+pub(crate) use period::Period;
 pub use text::ParseLimitError;
 
 /// An amount per period, counted by an [`Algorithm`].
@@ -32,7 +38,8 @@ pub use text::ParseLimitError;
 /// # Parts of a limit
 ///
 /// - The amount: units per period. An amount of 0 denies everything, permanently: no `retry_after` is reported.
-/// - The period: from a microsecond to 3,660 days. For a concurrency limit, the lifetime of a permit.
+/// - The period: from a microsecond to 3,660 days, or a [calendar period](Calendar), such as a month. For a concurrency
+///   limit, the lifetime of a permit.
 /// - The [algorithm](Algorithm). Default: `fixed-window`, or `token-bucket` if there is a burst.
 /// - The burst of a token bucket: the units that can be admitted at one instant. Default: the amount.
 ///
@@ -44,7 +51,7 @@ pub use text::ParseLimitError;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
     amount: u64,
-    period_micros: u64,
+    period: Period,
     /// The burst, or 0 if there is none and the amount counts instead.
     burst: u64,
     algorithm: Algorithm,
@@ -83,6 +90,11 @@ pub enum LimitError {
     /// A burst of 0, or a burst with an amount of 0.
     #[error("a burst must be at least 1, on an amount of at least 1")]
     EmptyBurst,
+    /// Only fixed windows count calendar periods.
+    #[error(
+        "{0} cannot count calendar periods: use fixed-window without a burst, or a fixed length, such as `30d`"
+    )]
+    Calendar(Algorithm),
     /// Only the token bucket has a burst.
     #[error("{0} has no burst: leave it out, or use token-bucket")]
     BurstWithout(Algorithm),
@@ -127,10 +139,17 @@ impl Limit {
 
     /// Creates a limit of `amount` per day of 24 hours, as a fixed window. An amount of 0 denies everything.
     ///
-    /// The window starts at midnight UTC. Local days and calendar months are not supported: a
-    /// period has a fixed length.
+    /// The window starts at midnight UTC. For the days of a time zone, parse a limit such as `5/day in Europe/Berlin`.
     pub const fn per_day(amount: u32) -> Self {
         Self::small(amount, 86_400_000_000)
+    }
+
+    /// Creates a limit of `amount` per calendar month of UTC, as a fixed window. An amount of 0 denies everything.
+    ///
+    /// For other [calendar periods](Calendar), parse a limit such as `1000/month anchor 17 in Europe/Berlin`.
+    #[cfg(feature = "calendar")]
+    pub const fn per_month(amount: u32) -> Self {
+        Self { period: Period::of(Calendar::MONTH), ..Self::per_day(amount) }
     }
 
     /// Creates a limit of `amount` per `period`, as a fixed window.
@@ -152,9 +171,11 @@ impl Limit {
     /// # Ok::<(), pacegate::LimitError>(())
     /// ```
     pub fn new(amount: u64, period: Duration) -> Result<Self, LimitError> {
-        let period_micros = period_micros(period)?;
-        let limit = Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow };
-        limit.validated()
+        Self::with_period(amount, period.try_into()?)
+    }
+
+    fn with_period(amount: u64, period: Period) -> Result<Self, LimitError> {
+        Self { amount, period, burst: 0, algorithm: Algorithm::FixedWindow }.validated()
     }
 
     /// Creates a limit of one unit every `interval`: a token bucket with a burst of 1, so that two units are never
@@ -245,6 +266,18 @@ impl Limit {
         Self { algorithm, ..self }.validated()
     }
 
+    /// Sets the amount. The burst stays.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError`] if the algorithm cannot count the amount, or if it is 0 and there is a burst.
+    pub fn with_amount(self, amount: u64) -> Result<Self, LimitError> {
+        if self.burst != 0 && amount == 0 {
+            return Err(LimitError::EmptyBurst);
+        }
+        Self { amount, ..self }.validated()
+    }
+
     /// Returns a limit with `numerator / denominator` of the amount and the burst, at most all of it.
     ///
     /// Used as the limit of one of several instances while the shared store is unreachable. The result is rounded up,
@@ -277,8 +310,16 @@ impl Limit {
 
     /// Returns the period, in whole microseconds. For a concurrency limit: the lifetime of a permit that is not
     /// renewed.
+    ///
+    /// For a [calendar period](Self::calendar), this is a nominal length of 1, 7, 31 or 366 days. Use
+    /// [`Limit::window_at`] for the length of a window.
     pub const fn period(&self) -> Duration {
-        Duration::from_micros(self.period_micros)
+        Duration::from_micros(self.period.micros())
+    }
+
+    /// Returns the calendar period, or `None` if the period has a fixed length.
+    pub const fn calendar(&self) -> Option<Calendar> {
+        self.period.calendar()
     }
 
     /// Returns the number of units that can be admitted at one instant: the burst, or the amount if it has none.
@@ -300,32 +341,41 @@ impl Limit {
         self.algorithm
     }
 
-    /// Returns true if both limits can share a state: only the amount and the burst may differ.
+    /// Returns true if both limits use the same counter of a policy: only the amount and the burst may differ.
     #[inline]
-    pub(crate) fn counts_like(&self, other: &Self) -> bool {
-        self.period_micros == other.period_micros && self.algorithm == other.algorithm
+    pub fn counts_like(&self, other: &Self) -> bool {
+        self.period == other.period && self.algorithm == other.algorithm
     }
 
-    /// Returns the period in microseconds: at least 1.
+    /// Returns the period in microseconds: at least 1. For a calendar period, its nominal length.
     #[inline]
     pub(crate) const fn period_micros(&self) -> u64 {
-        self.period_micros
+        self.period.micros()
+    }
+
+    /// Returns the period in one word.
+    #[inline]
+    pub(crate) const fn packed_period(&self) -> Period {
+        self.period
     }
 
     /// Creates a limit without validation: every u32 is within the bounds of the fixed window.
     const fn small(amount: u32, period_micros: u64) -> Self {
-        let amount = amount as u64;
-        Self { amount, period_micros, burst: 0, algorithm: Algorithm::FixedWindow }
+        let (amount, period) = (amount as u64, Period::fixed(period_micros));
+        Self { amount, period, burst: 0, algorithm: Algorithm::FixedWindow }
     }
 
     /// Checks that the algorithm can count the amount and the burst.
     fn validated(self) -> Result<Self, LimitError> {
+        if self.calendar().is_some() && self.algorithm != Algorithm::FixedWindow {
+            return Err(LimitError::Calendar(self.algorithm));
+        }
         let max = self.algorithm.max_amount();
         let amount = self.amount.max(self.burst);
         if amount > max {
             return Err(LimitError::AmountTooLarge { amount, max, algorithm: self.algorithm });
         }
-        let debt = u128::from(self.capacity()) * u128::from(self.period_micros);
+        let debt = u128::from(self.capacity()) * u128::from(self.period_micros());
         if self.algorithm.has_burst() && debt > MAX_DEBT {
             let period = self.period();
             return Err(LimitError::BurstTooLarge { burst: self.capacity(), period });
@@ -340,7 +390,6 @@ impl std::fmt::Debug for Limit {
     }
 }
 
-/// Ten years: long enough for any limit, short enough that no instant overflows.
 /// The largest product of capacity and period of a token bucket: 69 bits, which the payload of a state has.
 pub(crate) const MAX_DEBT: u128 = (1 << 69) - 1;
 
@@ -349,14 +398,19 @@ pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX).min(u64::MAX - 1)
 }
 
+/// Ten years: long enough for any limit, short enough that no instant overflows.
 const MAX_PERIOD: Duration = Duration::from_secs(3_660 * 86_400);
 
-/// Converts a period to microseconds, rounded up. Fails if it is zero or above [`MAX_PERIOD`].
-fn period_micros(period: Duration) -> Result<u64, LimitError> {
-    if period.is_zero() || period > MAX_PERIOD {
-        return Err(LimitError::Period(period));
+/// Rounds up to a whole microsecond. Fails if the period is zero or above [`MAX_PERIOD`].
+impl TryFrom<Duration> for Period {
+    type Error = LimitError;
+
+    fn try_from(period: Duration) -> Result<Self, LimitError> {
+        if period.is_zero() || period > MAX_PERIOD {
+            return Err(LimitError::Period(period));
+        }
+        Ok(Self::fixed(micros(period)))
     }
-    Ok(micros(period))
 }
 
 #[cfg(test)]
@@ -367,6 +421,17 @@ mod tests {
     fn per_second_has_a_period_of_one_second() {
         assert_eq!(Limit::per_second(60), Limit::new(60, Duration::from_secs(1)).unwrap());
         assert_eq!(Limit::per_day(3).period(), Duration::from_secs(86_400));
+    }
+
+    #[test]
+    fn a_calendar_period_takes_no_room() {
+        assert_eq!(size_of::<Limit>(), size_of::<Algorithm>() + 3 * size_of::<u64>());
+        let limit: Limit = "7/month anchor 31 in Pacific/Apia".parse().unwrap();
+        assert_eq!(limit.period(), Duration::from_secs(31 * 86_400));
+        assert_eq!(limit.calendar().map(Calendar::zone), Some("Pacific/Apia"));
+        assert_eq!(limit.with_amount(8).unwrap().to_string(), "8/month anchor 31 in Pacific/Apia");
+        assert!(!limit.counts_like(&"7/month anchor 31".parse().unwrap()));
+        assert_eq!(Limit::per_month(7), "7/month".parse().unwrap());
     }
 
     #[test]

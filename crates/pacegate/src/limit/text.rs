@@ -1,6 +1,6 @@
 use std::{convert::Infallible, fmt, str::FromStr, time::Duration};
 
-use super::{Algorithm, Limit, LimitError};
+use super::{Algorithm, Calendar, Limit, LimitError, Period, calendar::CalendarWords};
 
 /// Error of parsing a [`Limit`]. The message names the problem and the expected form.
 ///
@@ -14,28 +14,52 @@ pub struct ParseLimitError {
 
 /// The reason why a text is not a limit, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum Problem {
+pub(super) enum Problem {
     #[error("write an amount and a period, such as `100/minute`")]
     NoPeriod,
     #[error("the amount `{0}` is not a whole number; write one, such as `100/minute`")]
     Amount(String),
     #[error(
-        "the period `{0}` is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `500us`, `2h`"
+        "the period `{0}` is not one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`, `30s`, `250ms`, \
+         `500us`, `2h`"
     )]
     Period(String),
     #[error("after `burst` comes a whole number, such as `10/second burst 20`")]
     Burst,
     #[error("`{word}` is neither `burst` nor an algorithm ({})", Algorithm::names())]
     Word { word: String },
-    #[error("`burst` is given twice: keep one of them")]
-    TwoBursts,
+    #[error("`{0}` is given twice: keep one of them")]
+    Twice(&'static str),
+    #[error("`in` is for `day`, `week`, `month` and `year`, as in `5/day in Europe/Berlin`")]
+    In,
+    #[error("`starting` is for `week`, as in `1/week starting monday`")]
+    Starting,
+    #[error("`anchor` is for `month`, as in `1000/month anchor 17`")]
+    Anchor,
+    #[error(
+        "a week in a time zone needs its first day, as in `1/week starting monday in Europe/Berlin`"
+    )]
+    NoStart,
+    #[error("`{0}` is not a day of the week: write `monday`, `tuesday` and so on")]
+    Weekday(String),
+    #[error("the anchor `{0}` is not a day of the month: write 1 to 31")]
+    Day(String),
+    #[cfg(feature = "calendar")]
+    #[error("`{0}` is not a time zone of the IANA database; write one, such as `Europe/Berlin`")]
+    Zone(String),
+    #[cfg(not(feature = "calendar"))]
+    #[error(
+        "calendar periods need the feature `calendar` of the crate `pacegate`: enable it, or use a fixed length, such \
+         as `30d`"
+    )]
+    NoCalendar,
     #[error("an algorithm is given twice, `{0}` and `{1}`: keep one of them")]
     TwoAlgorithms(Algorithm, Algorithm),
     #[error(transparent)]
     Impossible(#[from] LimitError),
 }
 
-/// Parses `AMOUNT/PERIOD`, then `burst N` or the name of an algorithm, in any order.
+/// Parses `AMOUNT/PERIOD`, then `burst N`, the name of an algorithm or the words of a calendar period, in any order.
 ///
 /// The amount is a whole number, which may contain underscores: `1_000/hour`. The period is a unit, such as `minute`,
 /// or a number and a unit without a space between them, such as `30s`, `250ms`, `500us` or `2h`. ` per ` can replace
@@ -49,7 +73,18 @@ enum Problem {
 /// | minute | `m`, `min`, `minute`, `minutes` |
 /// | hour | `h`, `hr`, `hour`, `hours` |
 /// | day of 24 hours | `d`, `day`, `days` |
-/// | week of 7 days | `w`, `week`, `weeks` |
+/// | week of 7 days, from Thursday | `w`, `week`, `weeks` |
+/// | calendar month | `month` |
+/// | calendar year | `year` |
+///
+/// Periods of a fixed length count from the Unix epoch, a Thursday, in UTC. These words, also in any order, make the
+/// period a [calendar period](Calendar), which needs the feature `calendar`:
+///
+/// | words | meaning |
+/// |---|---|
+/// | `in ZONE` | a `day`, `week`, `month` or `year` of an IANA time zone: `5/day in Europe/Berlin` |
+/// | `starting DAY` | a `week` that starts on this day: `1/week starting monday` |
+/// | `anchor N` | a `month` that starts on this day, or on its last day: `1000/month anchor 31` |
 ///
 /// Names are lower case, and there are no fractions: write `1/500ms`, not `2.0/1s`. Custom algorithms have no text.
 ///
@@ -97,7 +132,7 @@ impl TryFrom<&String> for Limit {
 /// from the burst.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.amount(), Period(self.period()))?;
+        write!(f, "{}/{}", self.amount(), self.period)?;
         if let Some(burst) = self.burst() {
             return write!(f, " burst {burst}");
         }
@@ -113,33 +148,54 @@ fn parse(text: &str) -> Result<Limit, Problem> {
     let (amount, rest) =
         text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(Problem::NoPeriod)?;
     let mut words = rest.split_whitespace();
-    let period = parse_period(words.next().ok_or(Problem::NoPeriod)?)?;
-    let amount = parse_number(amount).ok_or_else(|| Problem::Amount(shorten(amount)))?;
-    let (mut burst, mut algorithm) = (None, None);
+    let unit = words.next().ok_or(Problem::NoPeriod)?;
+    let (mut burst, mut algorithm, mut calendar) = (None, None, CalendarWords::default());
     while let Some(word) = words.next() {
-        if word == "burst" {
-            if burst.is_some() {
-                return Err(Problem::TwoBursts);
+        match word {
+            "burst" => {
+                let number = words.next().and_then(parse_number).ok_or(Problem::Burst);
+                set(&mut burst, "burst", number)?;
             }
-            burst = Some(words.next().and_then(parse_number).ok_or(Problem::Burst)?);
-        } else {
-            let named = word.parse().map_err(|_| Problem::Word { word: shorten(word) })?;
-            if let Some(first) = algorithm.replace(named) {
-                return Err(Problem::TwoAlgorithms(first, named));
+            "in" => set(&mut calendar.zone, "in", words.next().ok_or(Problem::In))?,
+            "starting" => {
+                set(&mut calendar.starting, "starting", words.next().ok_or(Problem::Starting))?;
+            }
+            "anchor" => set(&mut calendar.anchor, "anchor", words.next().ok_or(Problem::Anchor))?,
+            _ => {
+                let named = word.parse().map_err(|_| Problem::Word { word: shorten(word) })?;
+                if let Some(first) = algorithm.replace(named) {
+                    return Err(Problem::TwoAlgorithms(first, named));
+                }
             }
         }
     }
-    build(amount, period, burst, algorithm)
+    let period = match Calendar::parse(unit, calendar)? {
+        Some(calendar) => Period::of(calendar),
+        None => Period::try_from(parse_period(unit)?)?,
+    };
+    let amount = parse_number(amount).ok_or_else(|| Problem::Amount(shorten(amount)))?;
+    build(Limit::with_period(amount, period)?, burst, algorithm)
 }
 
-/// Creates the limit from its parsed parts.
+/// Sets an option of a limit that is not set yet.
+fn set<T>(
+    option: &mut Option<T>,
+    name: &'static str,
+    value: Result<T, Problem>,
+) -> Result<(), Problem> {
+    if option.is_some() {
+        return Err(Problem::Twice(name));
+    }
+    *option = Some(value?);
+    Ok(())
+}
+
+/// Sets the parsed burst and algorithm.
 fn build(
-    amount: u64,
-    period: Duration,
+    mut limit: Limit,
     burst: Option<u64>,
     algorithm: Option<Algorithm>,
 ) -> Result<Limit, Problem> {
-    let mut limit = Limit::new(amount, period)?;
     if let Some(burst) = burst {
         if let Some(other) = algorithm.filter(|other| !other.has_burst()) {
             return Err(LimitError::BurstWithout(other).into());
@@ -184,12 +240,13 @@ fn parse_period(text: &str) -> Result<Duration, Problem> {
     count.checked_mul(*micros).map(Duration::from_micros).ok_or_else(bad)
 }
 
-/// Displays a period in the largest unit that divides it.
-struct Period(Duration);
-
+/// Displays a fixed length in the largest unit that divides it.
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let micros = self.0.as_micros();
+        if let Some(calendar) = self.calendar() {
+            return calendar.fmt(f);
+        }
+        let micros = self.micros();
         let (short, long, unit) = [
             ("d", "day", 86_400_000_000),
             ("h", "hour", 3_600_000_000),
@@ -208,7 +265,7 @@ impl fmt::Display for Period {
 }
 
 /// Returns at most 40 characters of untrusted text, safe to print.
-fn shorten(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     let mut short: String = text.chars().take(40).flat_map(char::escape_debug).collect();
     if text.chars().nth(40).is_some() {
         short.push('…');
@@ -244,6 +301,17 @@ mod tests {
             ("9/90s token-bucket burst 4", "9/90s burst 4"),
             ("9/90s burst 9", "9/90s burst 9"),
             ("10/second burst 10", "10/second burst 10"),
+            ("1000/month", "1000/month"),
+            ("1000 per month in UTC", "1000/month"),
+            ("1000/month anchor 1", "1000/month"),
+            ("1/month in asia/kolkata anchor 17", "1/month anchor 17 in Asia/Kolkata"),
+            ("5/day in Europe/Berlin", "5/day in Europe/Berlin"),
+            ("5/d in UTC fixed-window", "5/day in UTC"),
+            ("1/week starting monday", "1/week starting monday"),
+            ("1/w in Europe/Berlin starting sunday", "1/week starting sunday in Europe/Berlin"),
+            ("1/year in America/New_York", "1/year in America/New_York"),
+            ("1/2month", ""),
+            ("1/Month", ""),
         ] {
             match text.parse::<Limit>() {
                 Ok(limit) => {
@@ -257,8 +325,8 @@ mod tests {
 
     #[test]
     fn errors_name_the_problem() {
-        let period =
-            "is not one of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `500us`, `2h`";
+        let period = "is not one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`, `30s`, `250ms`, \
+                      `500us`, `2h`";
         let whole = "is not a whole number; write one, such as `100/minute`";
         let names = "(fixed-window, sliding-window, sliding-log, token-bucket, concurrency)";
         for (text, problem) in [
@@ -306,5 +374,48 @@ mod tests {
         }
         let long = format!("{}\u{1b}/s", "9".repeat(60));
         assert!(long.parse::<Limit>().unwrap_err().to_string().len() < 260);
+    }
+
+    #[test]
+    fn errors_name_the_problem_of_a_calendar_period() {
+        for (text, problem) in [
+            (
+                "1/day in",
+                "`in` is for `day`, `week`, `month` and `year`, as in `5/day in Europe/Berlin`",
+            ),
+            (
+                "1/24h in UTC",
+                "`in` is for `day`, `week`, `month` and `year`, as in `5/day in Europe/Berlin`",
+            ),
+            (
+                "1/day in Europe/Berln",
+                "`Europe/Berln` is not a time zone of the IANA database; write one, such as `Europe/Berlin`",
+            ),
+            ("1/day in UTC in UTC", "`in` is given twice: keep one of them"),
+            ("1/month starting monday", "`starting` is for `week`, as in `1/week starting monday`"),
+            (
+                "1/week starting mon",
+                "`mon` is not a day of the week: write `monday`, `tuesday` and so on",
+            ),
+            (
+                "1/week in UTC",
+                "a week in a time zone needs its first day, as in `1/week starting monday in Europe/Berlin`",
+            ),
+            ("1/year anchor 17", "`anchor` is for `month`, as in `1000/month anchor 17`"),
+            ("1/month anchor 32", "the anchor `32` is not a day of the month: write 1 to 31"),
+            (
+                "1/month sliding-window",
+                "sliding-window cannot count calendar periods: use fixed-window without a burst, or a fixed length, \
+                 such as `30d`",
+            ),
+            (
+                "1/month burst 2",
+                "token-bucket cannot count calendar periods: use fixed-window without a burst, or a fixed length, such \
+                 as `30d`",
+            ),
+        ] {
+            let error = text.parse::<Limit>().unwrap_err().to_string();
+            assert_eq!(error, format!("`{text}` is not a limit: {problem}"));
+        }
     }
 }

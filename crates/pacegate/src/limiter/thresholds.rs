@@ -305,12 +305,9 @@ fn has_windows(limit: &Limit) -> bool {
 
 /// Returns the start and the end of the window of an event.
 fn window(limit: &Limit, at: Timestamp) -> (Timestamp, Timestamp) {
-    match has_windows(limit) {
-        true => {
-            let start = at.as_micros() - at.as_micros() % limit.period_micros();
-            (Timestamp::from_micros(start), limit.counts_until(at))
-        }
-        false => (at, at.after(limit.period())),
+    match limit.window_at(at).filter(|_| has_windows(limit)) {
+        Some(window) => (window.start(), window.end()),
+        None => (at, at.after(limit.period())),
     }
 }
 

@@ -5,6 +5,7 @@ mod agreement;
 mod algorithms;
 mod allocations;
 mod bounds;
+mod calendar;
 mod charges;
 mod clock_steps;
 mod conformance;

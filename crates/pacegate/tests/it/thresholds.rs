@@ -174,6 +174,19 @@ fn peeks_and_requests_that_another_limit_denies_reach_nothing() {
 }
 
 #[test]
+fn a_reservation_reports_its_estimate() {
+    let (limiter, _, events) = watched(Limit::per_hour(10));
+    let ttl = std::time::Duration::from_secs(60);
+    let reservation = limiter.reserve("alice", 8, ttl).unwrap().into_result().unwrap();
+    assert_eq!(events.percentages(), [1, 50, 80]);
+    assert!(reservation.settle(3));
+    let _ = limiter.check_cost("alice", 6).unwrap();
+    assert_eq!(events.percentages(), NONE, "returned units are charged again");
+    assert!(limiter.reserve("alice", 8, ttl).unwrap().reservation.is_none());
+    assert_eq!(events.percentages(), [100]);
+}
+
+#[test]
 fn overrides_and_batches_report_too() {
     let plan = Policy::new("plan", ["10/hour"]).per(["user"]).notify([100]);
     let partner = Match::any().and("plan", Condition::equal("partner"));

@@ -272,6 +272,7 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("DELETE /v1/state?policy=shop&key=k", "", [401, 401, 403, 403, 403, 200, 200]),
     ("GET /v1/state?policy=none&key=k", "", [401, 401, 403, 403, 400, 403, 400]),
     ("GET /v1/live", "", [401, 401, 403, 403, 403, 403, 200]),
+    ("GET /v1/events", "", [401, 401, 403, 403, 403, 403, 200]),
     ("GET /v1/decisions?policy=shop&key=k", "", [401, 401, 403, 403, 403, 200, 200]),
     ("POST /v1/block", BLOCK, [401, 401, 403, 403, 403, 200, 200]),
     ("DELETE /v1/block?policy=shop&key=k", "", [401, 401, 403, 403, 403, 200, 200]),

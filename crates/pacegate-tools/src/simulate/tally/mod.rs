@@ -7,7 +7,7 @@ pub(crate) mod window;
 
 use std::time::Duration;
 
-use pacegate::{Algorithm, KeyRef, Limit, Policy, algorithm::State};
+use pacegate::{Algorithm, KeyRef, Limit, Policy, Timestamp, algorithm::State};
 
 pub(crate) use self::{
     keys::{Event, KeyCounts, KeyTallies, KeyTally, KeyText, shown},
@@ -116,7 +116,8 @@ impl PolicyTally {
             && admitted > limit.amount()
             && limit.algorithm() == Algorithm::FixedWindow
         {
-            let (amount, window) = (limit.amount(), at / period);
+            let window = limit.window_at(Timestamp::from_micros(at)).map_or(0, |it| it.number());
+            let amount = limit.amount();
             self.bursts.count += u64::from(self.keys.is_new_burst(&self.text, window));
             self.bursts.note(Burst { at, key: self.text.clone(), admitted, amount, window });
         }

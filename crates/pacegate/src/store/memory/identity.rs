@@ -89,7 +89,7 @@ impl Secret {
             let mut hasher = quality::FoldHasher::with_seed(secret.scopes, &secret.shared);
             hasher.write(policy.as_str().as_bytes());
             hasher.write(limit.algorithm().name().as_bytes());
-            for word in [limit.period_micros(), kind, first, second] {
+            for word in [limit.packed_period().to_bits(), kind, first, second] {
                 hasher.write_u64(word);
             }
             hasher.finish()
