@@ -199,8 +199,8 @@ impl MemoryStore {
         (if fits { units } else { 0 }, outcomes, now)
     }
 
-    /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just after
-    /// that; of a log, its instant only.
+    /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just
+    /// after that; of a log, its instant only.
     pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, States, u64) {
         let inner = self.shards();
         if let [slot] = slots

@@ -1,7 +1,7 @@
 //! Open reservations: units that were charged in advance and may be returned.
 //!
-//! A reservation is known only to the holder of its id, so it can be stored after its units were charged. Whoever removes
-//! it changes the counters: that makes a settlement count once.
+//! A reservation is known only to the holder of its id, so it can be stored after its units were charged. Whoever
+//! removes it changes the counters: that makes a settlement count once.
 
 use std::{
     cmp::Reverse,
@@ -51,8 +51,8 @@ pub(crate) struct ReservedCharge {
 pub(super) const RESERVATION_SHARDS: usize = 16;
 
 impl MemoryStore {
-    /// Charges slots, all or nothing. If they are admitted, stores them as reservation `id`. `counter` returns the counter
-    /// of a slot, if its limit may change.
+    /// Charges slots, all or nothing. If they are admitted, stores them as reservation `id`. `counter` returns the
+    /// counter of a slot, if its limit may change.
     pub(crate) fn reserve_slots(
         &self,
         slots: &[Slot<'_>],
@@ -89,8 +89,8 @@ impl MemoryStore {
         Ok((outcomes, now))
     }
 
-    /// Ends reservation `id`: returns the units that were not used, or records those beyond the reserved ones as debt, to
-    /// each limit independently. `current_limit` returns the limit that applies now, and its maximum debt. `each` is
+    /// Ends reservation `id`: returns the units that were not used, or records those beyond the reserved ones as debt,
+    /// to each limit independently. `current_limit` returns the limit that applies now, and its maximum debt. `each` is
     /// called for each counter. Returns `false` if the reservation is not open.
     pub(crate) fn settle_reservation(
         &self,
