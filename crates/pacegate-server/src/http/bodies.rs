@@ -98,8 +98,8 @@ pub(super) struct ReserveResponse {
     pub(super) decision: Decision,
     /// Revision of the configuration that decided.
     pub(super) revision: u64,
-    /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the key
-    /// in readable form. Null if the request is denied.
+    /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the
+    /// key in readable form. Null if the request is denied.
     pub(super) reservation: Option<String>,
 }
 
