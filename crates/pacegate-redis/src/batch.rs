@@ -23,8 +23,8 @@ use crate::{
 pub(crate) struct PendingRequest {
     /// Charged all or nothing. On a cluster, all are in one slot.
     pub(crate) charges: CellCharges,
-    /// Maximum number of times to charge. The script charges as often as the limits allow. 0 is a peek. More than 1 is a
-    /// draw of a lease, or a request for up to this many units. Several charges then have a cost of 1.
+    /// Maximum number of times to charge. The script charges as often as the limits allow. 0 is a peek. More than 1 is
+    /// a draw of a lease, or a request for up to this many units. Several charges then have a cost of 1.
     pub(crate) times: u64,
     /// The Redis key that stores the answer, if the request has an id.
     pub(crate) once: Option<CellId>,

@@ -192,8 +192,8 @@ impl Names {
 
 /// Reservations.
 impl Names {
-    /// Returns the key that shows that a reservation is open, in the slot of its first cell. It depends on the cells, so
-    /// an id that was changed names a reservation that does not exist.
+    /// Returns the key that shows that a reservation is open, in the slot of its first cell. It depends on the cells,
+    /// so an id that was changed names a reservation that does not exist.
     pub(crate) fn reservation(&self, id: u128, charges: &[CellCharge]) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(b"reservation").update(&id.to_le_bytes());

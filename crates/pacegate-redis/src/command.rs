@@ -29,7 +29,8 @@ pub(crate) struct Command {
     with_text: bool,
     /// The server is out of memory: create no keys.
     out_of_memory: bool,
-    /// The server's time, if it rejected the window of a calendar period. The next attempt uses the window of this time.
+    /// The server's time, if it rejected the window of a calendar period. The next attempt uses the window of this
+    /// time.
     pub(crate) server_time: Option<Timestamp>,
 }
 

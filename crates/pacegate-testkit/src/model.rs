@@ -131,8 +131,8 @@ impl Model {
         (answer, answer.admitted.then_some(reserved))
     }
 
-    /// Settles an open reservation: returns units to where they were charged, if they still count there, or records those
-    /// beyond the estimate as debt.
+    /// Settles an open reservation: returns units to where they were charged, if they still count there, or records
+    /// those beyond the estimate as debt.
     pub fn settle(&mut self, now: u64, reserved: &ReservedUnits, actual: u64, max_debt: u64) {
         if actual > reserved.units {
             self.record(now, actual - reserved.units, Excess::Debt { max: max_debt });

@@ -93,7 +93,7 @@ impl LimitadorLimit {
         self.variables.as_deref().unwrap_or_default()
     }
 
-    /// Returns the fields by which limitador tells limits apart.
+    /// Returns the fields that identify a limit of limitador.
     fn identity(&self) -> (&str, u64, Vec<&String>, Vec<&String>) {
         (&self.namespace, self.seconds, sorted(self.conditions()), sorted(self.variables()))
     }
@@ -205,7 +205,7 @@ impl Matching {
             };
             match self.conditions.insert(name.clone(), written.clone()) {
                 Some(other) if other != written => {
-                    return Err(format!("another condition of the limit is on `{name}`, too"));
+                    return Err(format!("the limit has another condition on `{name}`"));
                 }
                 _ => {}
             }
@@ -434,7 +434,7 @@ policies:
         let starts = [
             "limit 1 (n): ",
             "limit 2 (n): variable `descriptors[0].a + 'x'`: expected an attribute",
-            "limit 3 (n): condition `a == 'c'`: another condition of the limit is on `a`, too",
+            "limit 3 (n): condition `a == 'c'`: the limit has another condition on `a`",
             "limit 5 (y): equals limit 4 in all but its amount and name",
         ];
         assert_eq!(lines.len(), starts.len(), "{problem}");

@@ -14,8 +14,8 @@ use super::{Usage, meter::Meter};
 use crate::{Decide, Reply, Settlement};
 
 pin_project! {
-    /// The body of a response whose charge is corrected at its end. It passes the inner body on unchanged; only its last
-    /// part waits until the charge is corrected.
+    /// The body of a response whose charge is corrected at its end. It passes the inner body on unchanged; only its
+    /// last part waits until the charge is corrected.
     pub struct MeteredBody<B, L>
     where
         L: Decide,

@@ -11,7 +11,7 @@ use crate::{Decide, RateLimitLayer};
 pub use body::MeteredBody;
 pub use layer::{Metered, MeteredExchange, MeteredFuture, MeteredLayer};
 
-/// Where the body of a response reports the units that the request has used.
+/// The location of the units that a request has used in the body of its response.
 ///
 /// Reads JSON, server-sent events (`text/event-stream`) whose data is JSON, and JSON lines (`application/x-ndjson`).
 /// Of a stream, the last value counts.

@@ -27,8 +27,8 @@ struct Progress {
 }
 
 impl Inner {
-    /// Opens the reservation in each part, if there is one. If a later part denies, its units are returned, and the parts
-    /// of the reservation expire.
+    /// Opens the reservation in each part, if there is one. If a later part denies, its units are returned, and the
+    /// parts of the reservation expire.
     ///
     /// Runs as a separate task, so that units are returned even if the caller stops waiting. Once one part was denied,
     /// the request is denied, even if the outcomes of other parts do not arrive in time.

@@ -61,8 +61,8 @@ async fn client(
     Some(actual)
 }
 
-/// 1,000 clients on 3 limiters. With estimates that are never too low, the limit is kept; otherwise exactly the excess is
-/// charged beyond it.
+/// 1,000 clients on 3 limiters. With estimates that are never too low, the limit is kept; otherwise exactly the excess
+/// is charged beyond it.
 #[test]
 fn concurrent_clients_use_exactly_what_they_settle() {
     for (flavor, algorithm, excess) in [
@@ -152,8 +152,8 @@ fn a_settlement_ends_a_cached_denial() {
     });
 }
 
-/// While the server hangs, a settlement fails, and its failure mode decides a reservation. The settlement may run later;
-/// repeated, it counts once.
+/// While the server hangs, a settlement fails, and its failure mode decides a reservation. The settlement may run
+/// later; repeated, it counts once.
 #[test]
 fn a_settlement_that_timed_out_can_be_repeated() {
     for flavor in Flavor::ALL {

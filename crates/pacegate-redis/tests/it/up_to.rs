@@ -67,7 +67,7 @@ fn many_clients_are_granted_exactly_the_amount() {
         }))
         .await;
         let ask = async |n: usize| {
-            let user = if n % 2 == 0 { "alice" } else { "bob" };
+            let user = if n.is_multiple_of(2) { "alice" } else { "bob" };
             let request = Request::new().with("user", user).cost(1 + n as u64 % 13);
             let grant = limiters[n % 3].check_request_up_to(&request).await.unwrap();
             assert!(!grant.decision.is_degraded());

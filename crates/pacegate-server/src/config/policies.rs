@@ -310,6 +310,10 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
         .as_ref()
         .map(|lease| problems.take(lease.location, lease.value.parse::<Lease>()));
     let notify = section.notify.as_ref().map(|notify| thresholds(notify, problems));
+    if section.record_in_full && *layout != Layout::native() {
+        let message = "the layout of the store cannot record debt: remove `record_in_full`, or use the layout `native`";
+        problems.add(section.name.location, message);
+    }
     let (name, limits, overrides) = (name?, limits?, overrides?);
     let mut policy = Policy::new(name, limits.limits.iter().copied());
     policy.domain = section.domain.clone().unwrap_or_default();

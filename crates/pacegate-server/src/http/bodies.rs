@@ -98,8 +98,8 @@ pub(super) struct ReserveResponse {
     pub(super) decision: Decision,
     /// Revision of the configuration that decided.
     pub(super) revision: u64,
-    /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the key
-    /// in readable form. Null if the request is denied.
+    /// Reservation for `POST /v1/settle` and `POST /v1/cancel`: up to 16384 characters of base64url. It contains the
+    /// key in readable form. Null if the request is denied.
     pub(super) reservation: Option<String>,
 }
 
@@ -194,6 +194,12 @@ pub(super) struct PolicyModel {
     failure: FailureMode,
     /// Maximum cost of one request, if it is less than the capacity.
     max_cost: Option<u64>,
+    /// True if every charge is recorded in full, even if it exceeds a limit. Absent if not.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    record_in_full: bool,
+    /// Maximum debt in units beyond each limit. Absent: as much as the limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_debt: Option<u64>,
     /// Parts of each limit at which a key is reported, such as `80%`. Absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     notify: Vec<String>,
@@ -375,6 +381,8 @@ impl PolicyModel {
             mode: Mode::Enforce,
             failure,
             max_cost: None,
+            record_in_full: false,
+            max_debt: None,
             notify: Vec::new(),
         }
     }
@@ -403,6 +411,8 @@ impl From<&Policy> for PolicyModel {
             mode: policy.mode,
             failure: policy.failure,
             max_cost: policy.max_cost,
+            record_in_full: policy.record_in_full,
+            max_debt: policy.max_debt,
             notify: policy.notify.iter().map(ToString::to_string).collect(),
         }
     }

@@ -87,8 +87,8 @@ pub(super) struct SettleBody {
     /// The reservation that `POST /v1/reserve` returned.
     #[schemars(length(max = 16_384))]
     pub(super) reservation: String,
-    /// The units that were used. Fewer than the estimate: the rest is returned. More: the difference is charged, and may
-    /// become debt.
+    /// The units that were used. Fewer than the estimate: the rest is returned. More: the difference is charged, and
+    /// may become debt.
     pub(super) used: u64,
 }
 

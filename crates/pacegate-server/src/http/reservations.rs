@@ -45,7 +45,7 @@ pub(super) async fn cancel(shared: Context, request: Request) -> HttpResult {
     end(&shared, &body.reservation, 0).await
 }
 
-/// Whoever knows the id of a reservation may end it, with any API key.
+/// Ends a reservation. Its id is a secret, so any API key may end it.
 async fn end(shared: &Shared, reservation: &str, used: u64) -> HttpResult {
     let id = parse_id(reservation)
         .map_err(|error| ProblemDetails::request(format!("invalid `reservation`: {error}")))?;

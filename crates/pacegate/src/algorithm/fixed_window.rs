@@ -1,5 +1,5 @@
-//! Fixed windows, aligned to the Unix epoch or to a calendar. The state is the start of the window and the units used in
-//! it.
+//! Fixed windows, aligned to the Unix epoch or to a calendar. The state is the start of the window and the units used
+//! in it.
 //!
 //! Each window admits at most the amount. Around the boundary of two windows, up to twice the amount can be admitted in
 //! a short time. Units that were recorded as debt beyond the amount count in the next windows, until they are paid

@@ -38,8 +38,8 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
-/// Returns tokens of an earlier charge that are still missing. Tokens are refilled in the order in which they were taken,
-/// so those of the charge are the last of its debt.
+/// Returns tokens of an earlier charge that are still missing. Tokens are refilled in the order in which they were
+/// taken, so those of the charge are the last of its debt.
 pub(super) fn return_units(
     limit: &Limit,
     state: State,

@@ -364,36 +364,6 @@ mod tests {
                 "an algorithm is given twice, `token-bucket` and `token-bucket`: keep one of them"
                     .to_owned(),
             ),
-            ("1/day in", "`in` is for `day`, `week`, `month` and `year`, as in `5/day in Europe/Berlin`".to_owned()),
-            (
-                "1/24h in UTC",
-                "`in` is for `day`, `week`, `month` and `year`, as in `5/day in Europe/Berlin`".to_owned(),
-            ),
-            (
-                "1/day in Europe/Berln",
-                "`Europe/Berln` is not a time zone of the IANA database; write one, such as `Europe/Berlin`".to_owned(),
-            ),
-            ("1/day in UTC in UTC", "`in` is given twice: keep one of them".to_owned()),
-            ("1/month starting monday", "`starting` is for `week`, as in `1/week starting monday`".to_owned()),
-            ("1/week starting mon", "`mon` is not a day of the week: write `monday`, `tuesday` and so on".to_owned()),
-            (
-                "1/week in UTC",
-                "a week in a time zone needs its first day, as in `1/week starting monday in Europe/Berlin`".to_owned(),
-            ),
-            ("1/year anchor 17", "`anchor` is for `month`, as in `1000/month anchor 17`".to_owned()),
-            ("1/month anchor 32", "the anchor `32` is not a day of the month: write 1 to 31".to_owned()),
-            (
-                "1/month sliding-window",
-                "sliding-window cannot count calendar periods: use fixed-window without a burst, or a fixed length, \
-                 such as `30d`"
-                    .to_owned(),
-            ),
-            (
-                "1/month burst 2",
-                "token-bucket cannot count calendar periods: use fixed-window without a burst, or a fixed length, such \
-                 as `30d`"
-                    .to_owned(),
-            ),
             (
                 "20000/s sliding-log",
                 "the amount 20000 is too large: at most 10000 with sliding-log".to_owned(),
@@ -404,5 +374,48 @@ mod tests {
         }
         let long = format!("{}\u{1b}/s", "9".repeat(60));
         assert!(long.parse::<Limit>().unwrap_err().to_string().len() < 260);
+    }
+
+    #[test]
+    fn errors_name_the_problem_of_a_calendar_period() {
+        for (text, problem) in [
+            (
+                "1/day in",
+                "`in` is for `day`, `week`, `month` and `year`, as in `5/day in Europe/Berlin`",
+            ),
+            (
+                "1/24h in UTC",
+                "`in` is for `day`, `week`, `month` and `year`, as in `5/day in Europe/Berlin`",
+            ),
+            (
+                "1/day in Europe/Berln",
+                "`Europe/Berln` is not a time zone of the IANA database; write one, such as `Europe/Berlin`",
+            ),
+            ("1/day in UTC in UTC", "`in` is given twice: keep one of them"),
+            ("1/month starting monday", "`starting` is for `week`, as in `1/week starting monday`"),
+            (
+                "1/week starting mon",
+                "`mon` is not a day of the week: write `monday`, `tuesday` and so on",
+            ),
+            (
+                "1/week in UTC",
+                "a week in a time zone needs its first day, as in `1/week starting monday in Europe/Berlin`",
+            ),
+            ("1/year anchor 17", "`anchor` is for `month`, as in `1000/month anchor 17`"),
+            ("1/month anchor 32", "the anchor `32` is not a day of the month: write 1 to 31"),
+            (
+                "1/month sliding-window",
+                "sliding-window cannot count calendar periods: use fixed-window without a burst, or a fixed length, \
+                 such as `30d`",
+            ),
+            (
+                "1/month burst 2",
+                "token-bucket cannot count calendar periods: use fixed-window without a burst, or a fixed length, such \
+                 as `30d`",
+            ),
+        ] {
+            let error = text.parse::<Limit>().unwrap_err().to_string();
+            assert_eq!(error, format!("`{text}` is not a limit: {problem}"));
+        }
     }
 }

@@ -9,7 +9,7 @@ struct RandomIds {
 }
 
 const ID_BYTES: usize = size_of::<u128>();
-const IDS_PER_CALL: usize = 16;
+const IDS_PER_CALL: usize = 64;
 
 impl RandomIds {
     const fn empty() -> Self {

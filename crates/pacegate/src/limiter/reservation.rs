@@ -20,8 +20,8 @@ use crate::{
 
 /// Units that were charged in advance.
 ///
-/// [Settle](Self::settle) it once the real number of units is known. If it is dropped, the estimate stays charged, because
-/// the units were probably spent; [`cancel`](Self::cancel) returns them. To settle it elsewhere, pass on its
+/// [Settle](Self::settle) it once the real number of units is known. If it is dropped, the estimate stays charged,
+/// because the units were probably spent; [`cancel`](Self::cancel) returns them. To settle it elsewhere, pass on its
 /// [id](Self::id).
 ///
 /// ```
@@ -69,16 +69,16 @@ impl Limiter {
     /// never too low, no limit is exceeded. If the real number is higher, the difference becomes
     /// [debt](crate::Excess::Debt), which later requests pay back.
     ///
-    /// The reservation is open for `ttl`, from a millisecond to seven days: shorter and longer times count as these. Choose
-    /// it longer than the work can take. A reservation that is not settled by then ends, and its estimate stays charged.
-    /// An estimate of 0 checks for one free unit, charges nothing, and can be settled.
+    /// The reservation is open for `ttl`, from a millisecond to seven days: shorter and longer times count as these.
+    /// Choose it longer than the work can take. A reservation that is not settled by then ends, and its estimate stays
+    /// charged. An estimate of 0 checks for one free unit, charges nothing, and can be settled.
     ///
     /// Concurrency limits are left out: [acquire](Self::acquire) a permit for them.
     ///
     /// # Errors
     ///
-    /// [`CheckError::Cost`] if an enforced limit never admits the estimate. [`CheckError::Store`] if a limit has a custom
-    /// algorithm, or if as many reservations are open as the store can have keys.
+    /// [`CheckError::Cost`] if an enforced limit never admits the estimate. [`CheckError::Store`] if a limit has a
+    /// custom algorithm, or if as many reservations are open as the store can have keys.
     ///
     /// # Panics
     ///
@@ -131,10 +131,10 @@ impl Limiter {
     /// Ends a reservation whose units turned out to be `actual`. Returns `false` if it was not open: it was settled
     /// before, has expired, or was made by another limiter. Then nothing changes, so a call can be repeated.
     ///
-    /// If fewer units were used than reserved, the rest is returned to where it was charged, if it still counts there: a
-    /// fixed window that has ended gets nothing, and a token bucket not what it has refilled since. If more were used,
-    /// the difference is charged now and may become debt, up to [`Policy::max_debt`](crate::Policy::max_debt), for an inline
-    /// limit up to its capacity. Each limit is changed independently of the others.
+    /// If fewer units were used than reserved, the rest is returned to where it was charged, if it still counts there:
+    /// a fixed window that has ended gets nothing, and a token bucket not what it has refilled since. If more were
+    /// used, the difference is charged now and may become debt, up to [`Policy::max_debt`](crate::Policy::max_debt),
+    /// for an inline limit up to its capacity. Each limit is changed independently of the others.
     ///
     /// After a [reset](Self::reset) of the key, units that were charged since can be returned.
     pub fn settle(&self, id: &ReservationId, actual: u64) -> bool {
@@ -204,8 +204,9 @@ impl SharedLimiter {
     ///
     /// # Errors
     ///
-    /// The error of the store. The reservation may or may not have been settled: call it again, until the ttl is over. It
-    /// counts once. [`StoreError::Unsupported`] if the limits of the reservation are not those of this limiter any more.
+    /// The error of the store. The reservation may or may not have been settled: call it again, until the ttl is over.
+    /// It counts once. [`StoreError::Unsupported`] if the limits of the reservation are not those of this limiter any
+    /// more.
     pub async fn settle(&self, id: &ReservationId, actual: u64) -> Result<bool, StoreError> {
         let Place::Store(charges) = &id.place else {
             return Ok(self.settle_in_process(id, actual));
@@ -301,7 +302,8 @@ impl SharedLimiter {
 
 /// In memory: every call is synchronous.
 impl Charges<'_, Limiter> {
-    /// Reserves the costs of charges, all or nothing. See [`Limiter::reserve`]. Settling replaces the cost of each charge.
+    /// Reserves the costs of charges, all or nothing. See [`Limiter::reserve`]. Settling replaces the cost of each
+    /// charge.
     ///
     /// # Errors
     ///
@@ -315,8 +317,8 @@ impl Charges<'_, Limiter> {
 
 /// Over a store: every call is asynchronous.
 impl Charges<'_, SharedLimiter> {
-    /// Reserves the costs of charges, all or nothing. See [`SharedLimiter::reserve`]. Settling replaces the cost of each
-    /// charge.
+    /// Reserves the costs of charges, all or nothing. See [`SharedLimiter::reserve`]. Settling replaces the cost of
+    /// each charge.
     ///
     /// # Errors
     ///

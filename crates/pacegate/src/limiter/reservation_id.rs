@@ -6,8 +6,8 @@ use crate::{Charge, ChargeBuf, Counter, KeyBuf, KeyRef, PolicyName, StoreError};
 
 /// The id of a reservation, to settle or cancel it later, also in another process on the same store.
 ///
-/// Its text has the characters of base64url. It contains the keys of the request in readable form, and whoever knows it
-/// can settle the reservation: treat it like a session id. A text that was made up or changed settles nothing.
+/// Its text has the characters of base64url. It contains the keys of the request in readable form, and any client that
+/// knows it can settle the reservation: treat it like a session id. A text that was made up or changed settles nothing.
 ///
 /// ```
 /// use std::time::Duration;

@@ -90,11 +90,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::no_ids`].
     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes>;
 
-    /// Charges one request with as many units as all of its enforced limits have, at most `most`, to all limits. Returns
-    /// the number of units, and the outcomes of a charge of that many units. If there are none, the outcomes are those of
-    /// a charge of one unit, which was denied.
+    /// Charges one request with as many units as all of its enforced limits have, at most `most`, to all limits.
+    /// Returns the number of units, and the outcomes of a charge of that many units. If there are none, the outcomes
+    /// are those of a charge of one unit, which was denied.
     ///
-    /// Each charge has a cost of 1 and a counter of its own, no excess is recorded, and at least one charge is enforced.
+    /// Each charge has a cost of 1 and a separate counter, no excess is recorded, and at least one charge is enforced.
     /// `most` is at least 1, and at most the capacity of each enforced limit that has one. The id is that of
     /// [`Store::charge`].
     ///
@@ -134,8 +134,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Reply::Ready(Err(StoreError::Unsupported(reason)))
     }
 
-    /// Charges one request as [`Store::charge`] does. If it is admitted, opens the reservation `id` for `ttl`: a record of
-    /// the units of each charge and of when they were charged, in the same atomic step.
+    /// Charges one request as [`Store::charge`] does. If it is admitted, opens the reservation `id` for `ttl`: a record
+    /// of the units of each charge and of when they were charged, in the same atomic step.
     ///
     /// The id is random and new. No charge has a recorded [`Excess`], a lease applies to none, and no two charges have
     /// the same counter. An error means that nothing was charged, unless its [variant](StoreError) allows it.
@@ -150,9 +150,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// reservation is not open, because it was settled before or has expired; then nothing changes.
     ///
     /// In the same atomic step, each charge is changed independently of the others. If fewer units were used than
-    /// reserved, the difference is returned to where it was charged: to the window of the charge as long as it counts, to
-    /// the entry of a log, and to a bucket the tokens of the charge that were not refilled since, in the order in which
-    /// tokens were taken. If more were used, the difference is charged as [`Charge::spent`] does.
+    /// reserved, the difference is returned to where it was charged: to the window of the charge as long as it counts,
+    /// to the entry of a log, and to a bucket the tokens of the charge that were not refilled since, in the order in
+    /// which tokens were taken. If more were used, the difference is charged as [`Charge::spent`] does.
     ///
     /// The charges have the keys of the reservation, and the limits that apply now. They come from a client: a store
     /// must not change counters that are not part of the reservation. The cost is ignored.

@@ -50,7 +50,7 @@ impl RespSession {
         words: &[&[u8]],
         revision: &Revision,
     ) -> Result<(), CommandError> {
-        // Whoever knows the id of a reservation may end it, with any API key.
+        // The id is a secret, so any API key may end its reservation.
         self.access(revision).ok_or(CommandError::NoAuth)?;
         let (reservation, used) = match words {
             [name, reservation] if name.eq_ignore_ascii_case(b"PACEGATE.CANCEL") => {

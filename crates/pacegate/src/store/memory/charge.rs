@@ -199,10 +199,22 @@ impl MemoryStore {
         (if fits { units } else { 0 }, outcomes, now)
     }
 
-    /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just after
-    /// that; of a log, its instant only.
+    /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just
+    /// after that; of a log, its instant only.
     pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, States, u64) {
         let inner = self.shards();
+        if let [slot] = slots
+            && !slot.limit.algorithm().keeps_log()
+        {
+            let read = inner.time.now();
+            let mut table = inner.cells_of(slot.id).lock();
+            let now = table.shard_clock.advance(&inner.time, read);
+            let sweep = table.shard_clock.sweep_is_due();
+            let outcome = inner.charge_alone(&mut table, slot, now);
+            let state = Shard::Cells(table).state(slot.id, now);
+            inner.sweep_times(sweep.into());
+            return (Outcomes::from_iter([outcome]), States::from_iter([state]), now);
+        }
         let mut locked = inner.lock_all(slots);
         let (now, sweep) = locked.start_decision(inner);
         let outcomes = inner.charge_locked(&mut locked, slots, now);

@@ -1,7 +1,7 @@
 //! Open reservations: units that were charged in advance and may be returned.
 //!
-//! A reservation is known only to the holder of its id, so it can be stored after its units were charged. Whoever removes
-//! it changes the counters: that makes a settlement count once.
+//! A reservation is known only to the holder of its id, so it can be stored after its units were charged. Whoever
+//! removes it changes the counters: that makes a settlement count once.
 
 use std::{
     cmp::Reverse,
@@ -51,8 +51,8 @@ pub(crate) struct ReservedCharge {
 pub(super) const RESERVATION_SHARDS: usize = 16;
 
 impl MemoryStore {
-    /// Charges slots, all or nothing. If they are admitted, stores them as reservation `id`. `counter` returns the counter
-    /// of a slot, if its limit may change.
+    /// Charges slots, all or nothing. If they are admitted, stores them as reservation `id`. `counter` returns the
+    /// counter of a slot, if its limit may change.
     pub(crate) fn reserve_slots(
         &self,
         slots: &[Slot<'_>],
@@ -60,7 +60,7 @@ impl MemoryStore {
         (id, ttl): (u128, Duration),
     ) -> Result<(Outcomes, u64), StoreError> {
         let inner = self.shards();
-        if !inner.room_for_reservation(id) {
+        if !inner.room_for_reservation() {
             let problem =
                 "too many open reservations: settle them, shorten their ttl, or raise max_keys";
             return Err(StoreError::Unavailable(problem.to_owned()));
@@ -82,12 +82,15 @@ impl MemoryStore {
         });
         let expires = now.saturating_add(algorithm::micros(ttl));
         let reservation = OpenReservation { expires, charges: charges.collect() };
-        inner.reservations_of(id).lock().insert(id, reservation);
+        let expired = inner.reservations_of(id).lock().insert(id, reservation, now);
+        if expired > 0 {
+            inner.reserved.fetch_sub(expired, Ordering::Relaxed);
+        }
         Ok((outcomes, now))
     }
 
-    /// Ends reservation `id`: returns the units that were not used, or records those beyond the reserved ones as debt, to
-    /// each limit independently. `current_limit` returns the limit that applies now, and its maximum debt. `each` is
+    /// Ends reservation `id`: returns the units that were not used, or records those beyond the reserved ones as debt,
+    /// to each limit independently. `current_limit` returns the limit that applies now, and its maximum debt. `each` is
     /// called for each counter. Returns `false` if the reservation is not open.
     pub(crate) fn settle_reservation(
         &self,
@@ -155,18 +158,19 @@ impl ReservedCharge {
 }
 
 impl Shards {
-    /// Takes room for a reservation. If there is none, removes the expired ones first.
-    fn room_for_reservation(&self, id: u128) -> bool {
+    /// Takes room for a reservation.
+    #[inline]
+    fn room_for_reservation(&self) -> bool {
+        let open = self.reserved.fetch_add(1, Ordering::Relaxed);
+        open < self.keys.max() || self.expire_reservations()
+    }
+
+    /// Removes all expired reservations. Returns `false`, and the room that was taken, if that is not enough.
+    #[cold]
+    fn expire_reservations(&self) -> bool {
         let now = self.time.now();
-        let expired = self.reservations_of(id).lock().expire(now, 4);
-        self.reserved.fetch_sub(expired, Ordering::Relaxed);
-        if self.reserved.fetch_add(1, Ordering::Relaxed) < self.keys.max() {
-            return true;
-        }
-        let expire = |shard: &super::Padded<super::Lock<Reservations>>| {
-            shard.0.lock().expire(now, usize::MAX)
-        };
-        let expired: usize = self.reservations.iter().map(expire).sum();
+        let shards = self.reservations.iter();
+        let expired: usize = shards.map(|shard| shard.0.lock().expire(now, usize::MAX)).sum();
         let before = self.reserved.fetch_sub(expired, Ordering::Relaxed);
         let has_room = before - expired <= self.keys.max();
         if !has_room {
@@ -181,13 +185,16 @@ impl Shards {
 }
 
 impl Reservations {
-    fn insert(&mut self, id: u128, reservation: OpenReservation) {
+    /// Adds a reservation, and removes a few expired ones. Returns the number of the latter.
+    fn insert(&mut self, id: u128, reservation: OpenReservation, now: u64) -> usize {
+        let expired = self.expire(now, 4);
         if self.due.len() >= 64 && self.due.len() > 2 * self.open.len() {
             let open = &self.open;
             self.due.retain(|Reverse((_, id))| open.contains_key(id));
         }
         self.due.push(Reverse((reservation.expires, id)));
         self.open.insert(id, reservation);
+        expired
     }
 
     fn remove(&mut self, id: u128) -> Option<OpenReservation> {
