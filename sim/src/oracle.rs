@@ -198,8 +198,8 @@ impl Judge<'_> {
         violations
     }
 
-    /// Checks that failure modes decide only after a fault. The loss of scripts has no effect, and neither has a step of
-    /// a host's clock.
+    /// Checks that failure modes decide only after a fault. The loss of scripts has no effect, and neither has a step
+    /// of a host's clock.
     fn needless_fallbacks(&self) -> Option<String> {
         let scenario = &self.world.scenario;
         let is_harmless =

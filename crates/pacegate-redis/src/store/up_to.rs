@@ -22,7 +22,7 @@ impl Inner {
         let fingerprints: Vec<_> =
             charges.iter().map(|charge| names.fingerprinter.of(charge)).collect();
         if has_cell_with_two_limits(charges, &fingerprints) {
-            return unsupported("two limits of a request for a part of the units share a key");
+            return unsupported("check_up_to needs a separate key for each limit");
         }
         let known = || self.common.deny_cache.answer(fingerprints.iter().copied().zip(charges));
         if let Some(outcomes) = id.is_none().then(known).flatten() {
@@ -36,9 +36,7 @@ impl Inner {
             Err(error) => return Reply::Ready(Err(error)),
         };
         if self.session().is_cluster() && !is_one_slot(&cells) {
-            return unsupported(
-                "a request for a part of the units needs all keys in one slot: give its policies a tag",
-            );
+            return unsupported("check_up_to needs all keys in one slot: give its policies a tag");
         }
         if self.session().is_opening() {
             let (store, id) = (self.clone(), id.map(<[u8]>::to_vec));

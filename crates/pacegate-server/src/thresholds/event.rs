@@ -62,11 +62,14 @@ fn id(event: &ThresholdEvent) -> String {
     let mut hasher = Sha256::new();
     hasher.update(b"pacegate threshold 1");
     // Lengths come first, so that no two events have the same encoding.
-    for text in [policy, algorithm] {
+    let period = match limit.calendar() {
+        Some(calendar) => calendar.to_string(),
+        None => limit.period().as_micros().to_string(),
+    };
+    for text in [policy, algorithm, &period] {
         hasher.update((text.len() as u64).to_le_bytes());
         hasher.update(text);
     }
-    hasher.update(limit.period().as_micros().to_le_bytes());
     for word in counter.to_words(limit) {
         hasher.update(word.to_le_bytes());
     }

@@ -165,9 +165,10 @@ impl Limiter {
     #[inline]
     #[must_use = "a denied request must not proceed"]
     pub fn check(&self, key: impl Key) -> Decision {
-        key.with(|key| match self.evaluator().single() {
-            Some(single) => self.evaluator().check_single(single, key, 1),
-            None => self.evaluator().check_unit(key),
+        let evaluator = self.evaluator();
+        key.with(|key| match evaluator.single() {
+            Some(single) => evaluator.check_single(single, key, 1),
+            None => evaluator.check_unit(key),
         })
     }
 

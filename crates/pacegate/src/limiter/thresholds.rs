@@ -50,7 +50,7 @@ pub struct ThresholdEvent {
     pub at: Timestamp,
     /// The start of the fixed window. Other algorithms: the instant of the charge.
     pub window_start: Timestamp,
-    /// The end of the fixed window. Other algorithms: one period later. The same event is not reported again until then.
+    /// The end of the fixed window. Other algorithms: one period later. The event is not reported again until then.
     pub window_end: Timestamp,
 }
 

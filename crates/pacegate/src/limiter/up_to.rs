@@ -62,7 +62,7 @@ impl SharedLimiter {
     /// [`Limiter::check_up_to`].
     ///
     /// Leases are not used. If the store fails, the failure modes decide: `open` grants all units, `closed` none, and
-    /// `local` those that are left of the share of this process.
+    /// `local` the remaining units of the share of this process.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl SharedLimiter {
 
 impl Charges<'_, SharedLimiter> {
     /// Charges as many units as every enforced charge has left, at most the lowest cost of the charges. See
-    /// [`SharedLimiter::check_up_to`]. Each charge needs a counter of its own, and its `excess` is ignored.
+    /// [`SharedLimiter::check_up_to`]. Each charge needs a separate counter, and its `excess` is ignored.
     ///
     /// # Errors
     ///
@@ -139,7 +139,7 @@ impl Charges<'_, SharedLimiter> {
         let resolved: ResolvedCharges<'_> =
             pairs.map(|(limit, charge)| ResolvedCharge::of_charge(limit, charge)).collect();
         if Resolved::new(with_cost(resolved.clone(), 1), true)?.sent().len() < resolved.len() {
-            let problem = "two charges of a request for a part of the units share a counter";
+            let problem = "check_up_to needs a separate counter for each charge";
             return Err(StoreError::Unsupported(problem.to_owned()).into());
         }
         let most = charges.iter().map(|charge| charge.cost).min().unwrap_or(0);

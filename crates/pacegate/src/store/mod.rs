@@ -94,8 +94,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Returns the number of units, and the outcomes of a charge of that many units. If there are none, the outcomes
     /// are those of a charge of one unit, which was denied.
     ///
-    /// Each charge has a cost of 1 and a counter of its own, no excess is recorded, and at least one charge is
-    /// enforced. `most` is at least 1, and at most the capacity of each enforced limit that has one. The id is that of
+    /// Each charge has a cost of 1 and a separate counter, no excess is recorded, and at least one charge is enforced.
+    /// `most` is at least 1, and at most the capacity of each enforced limit that has one. The id is that of
     /// [`Store::charge`].
     ///
     /// Default: [unsupported](StoreError::Unsupported).

@@ -144,6 +144,25 @@ fn each_threshold_is_reported_once_per_window() {
     assert_eq!(events.percentages(), NOTIFY, "another window");
 }
 
+#[cfg(feature = "calendar")]
+#[test]
+fn a_threshold_of_a_calendar_period_is_reported_once_per_period() {
+    let (limiter, clock, events) = watched(limit("10/month"));
+    let (february, march) = (1_769_904_000, 1_772_323_200);
+    for (at, cost, expected) in
+        [(february, 5, &[1, 50][..]), (march - 1, 4, &[80]), (march, 5, &[1, 50])]
+    {
+        clock.set(Timestamp::from_secs(at));
+        let _ = limiter.check_cost("alice", cost).unwrap();
+        let found = events.take();
+        let percentages: Vec<_> = found.iter().map(|event| event.threshold.percent()).collect();
+        assert_eq!(percentages, expected, "{at}");
+        let start = if at < march { february } else { march };
+        assert_eq!(found[0].window_start, Timestamp::from_secs(start));
+        assert!(at >= march || found[0].window_end == Timestamp::from_secs(march));
+    }
+}
+
 #[test]
 fn a_denial_reaches_100_percent() {
     let (limiter, _, events) = watched(limit("10/minute"));
