@@ -425,7 +425,9 @@ mod tests {
 
     #[test]
     fn a_calendar_period_takes_no_room() {
-        assert_eq!(size_of::<Limit>(), size_of::<Algorithm>() + 3 * size_of::<u64>());
+        // In pacegate-macros, which compiles this file too, an algorithm takes a single byte, padded to eight.
+        let algorithm = size_of::<Algorithm>().next_multiple_of(size_of::<u64>());
+        assert_eq!(size_of::<Limit>(), algorithm + 3 * size_of::<u64>());
         let limit: Limit = "7/month anchor 31 in Pacific/Apia".parse().unwrap();
         assert_eq!(limit.period(), Duration::from_secs(31 * 86_400));
         assert_eq!(limit.calendar().map(Calendar::zone), Some("Pacific/Apia"));
