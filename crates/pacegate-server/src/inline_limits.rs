@@ -53,10 +53,13 @@ pub(crate) fn add(limits: &mut Limits, text: &str) -> Result<(), InlineLimitErro
 
 /// Rejects a limit whose counter would live too long.
 pub(crate) fn check(limit: Limit) -> Result<Limit, TooLong> {
-    // A charge counts longest at the start of a window.
-    let reset = Duration::from_micros(limit.counts_until(Timestamp::EPOCH).as_micros());
-    // The window of a calendar period may have started before the epoch.
-    if reset.max(limit.period()) > MAX_RESET { Err(TooLong(limit)) } else { Ok(limit) }
+    let reset = match limit.calendar() {
+        // The longest window: the epoch may be in the middle of one.
+        Some(_) => limit.period(),
+        // A charge counts longest at the start of a window, as the epoch is.
+        None => Duration::from_micros(limit.counts_until(Timestamp::EPOCH).as_micros()),
+    };
+    if reset > MAX_RESET { Err(TooLong(limit)) } else { Ok(limit) }
 }
 
 #[cfg(test)]
@@ -74,6 +77,8 @@ mod tests {
             "1/day burst 31",
             "1000/3660d burst 8",
             "1000000000/hour burst 3",
+            "1/month",
+            "1/week starting monday",
         ] {
             let limit: Limit = text.parse().unwrap();
             assert_eq!(check(limit), Ok(limit), "{text}");
@@ -85,6 +90,7 @@ mod tests {
             "1/16d sliding-window",
             "1/day burst 32",
             "1/3660d burst 999999",
+            "1/year",
         ] {
             let limit: Limit = text.parse().unwrap();
             assert_eq!(check(limit), Err(TooLong(limit)), "{text}");
