@@ -13,7 +13,7 @@ use crate::{
 
 /// Injects faults. Returns their number after the last one has ended.
 pub(crate) async fn inject(world: World, mut random: Random) -> usize {
-    let end = world.scenario.seconds * 1_000_000;
+    let end = world.scenario.end;
     let mut running = JoinSet::new();
     let mut count = 0;
     while !world.scenario.faults.is_empty() {

@@ -8,6 +8,7 @@ mod faults;
 pub mod history;
 pub mod network;
 mod oracle;
+mod panics;
 pub mod redis;
 pub mod scenario;
 pub mod trace;
@@ -15,4 +16,4 @@ mod workload;
 mod world;
 
 pub use environment::SimulatedEnvironment;
-pub use world::{Outcome, simulate};
+pub use world::{Outcome, Run, simulate};

@@ -41,8 +41,9 @@ pub struct Scenario {
     pub with_lease_returns: bool,
     /// Whether the deny cache is on.
     pub with_deny_cache: bool,
-    /// Virtual seconds of the workload. Twice as many faults fit into twice the time.
-    pub seconds: u64,
+    /// Virtual microseconds after which clients and faults stop. Drawn last, so that a change leaves everything before
+    /// the end as it was.
+    pub end: u64,
 }
 
 /// A policy, as chosen by a seed.
@@ -130,7 +131,7 @@ impl Scenario {
             with_refunds: random.one_in(3),
             with_cancellations: random.one_in(3),
             with_deny_cache: !random.one_in(4),
-            seconds: random.pick(&[3, 6, 12]),
+            end: random.pick(&[3_000_000, 6_000_000, 12_000_000]),
         }
     }
 

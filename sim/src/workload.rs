@@ -22,7 +22,7 @@ struct Choice {
 
 /// Sends requests until the workload ends.
 pub(crate) async fn client(world: World, client: usize, mut random: Random) {
-    let end = world.scenario.seconds * 1_000_000;
+    let end = world.scenario.end;
     while world.time.now() < end {
         sleep(Duration::from_millis(random.below(world.scenario.pause))).await;
         let choice = choose(&world, client, &mut random);

@@ -6,7 +6,11 @@ use anyhow::Context;
 use pacegate::{Request, SharedLimiter, seed_permit_ids};
 use pacegate_redis::RedisStore;
 use pacegate_testkit::Random;
-use tokio::{runtime::Builder, task::JoinSet, time::sleep};
+use tokio::{
+    runtime::Builder,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 use crate::{
     clock::{MachineClock, VirtualTime},
@@ -15,6 +19,7 @@ use crate::{
     history::History,
     network::{Network, Path},
     oracle,
+    panics::Panics,
     redis::Redis,
     scenario::Scenario,
     trace::Trace,
@@ -32,10 +37,30 @@ pub struct Outcome {
     pub decisions: usize,
     /// Number of faults.
     pub faults: usize,
+    /// Virtual microseconds after which clients and faults stopped.
+    pub end: u64,
     /// The promises that were broken. Empty: none.
     pub violations: Vec<String>,
     /// The readable trace, if it was requested.
     pub lines: Vec<String>,
+}
+
+/// A seed to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// The seed.
+    pub seed: u64,
+    /// Virtual microseconds after which clients and faults stop. Default: chosen by the seed.
+    pub until: Option<u64>,
+    /// Whether to record a readable trace.
+    pub with_lines: bool,
+}
+
+impl Run {
+    /// Runs a seed to its end, without a readable trace.
+    pub fn of_seed(seed: u64) -> Self {
+        Self { seed, until: None, with_lines: false }
+    }
 }
 
 /// Everything that clients and faults use.
@@ -65,12 +90,28 @@ const RECOVERY: Duration = Duration::from_millis(2_050);
 /// Interval of requests while hosts recover.
 const PROBE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Runs a seed.
-pub fn simulate(seed: u64, with_lines: bool) -> anyhow::Result<Outcome> {
+/// Virtual time after which a simulation is stuck.
+const MAX_TIME: Duration = Duration::from_secs(3_600);
+
+/// Runs a seed. A panic anywhere in it is a violation.
+pub fn simulate(run: Run) -> anyhow::Result<Outcome> {
     // On a new thread, so that no thread-local state of an earlier seed is left.
-    let run = move || block_on(run(seed, with_lines));
-    let thread = std::thread::Builder::new().spawn(run).context("cannot start a thread")?;
-    thread.join().map_err(|_| anyhow::anyhow!("seed {seed} panicked"))?
+    let panics = Panics::default();
+    let seen = panics.clone();
+    let run_seed = move || {
+        seen.watch();
+        block_on(run_seed(run))
+    };
+    let thread = std::thread::Builder::new().spawn(run_seed).context("cannot start a thread")?;
+    let outcome = thread.join();
+    let panics = panics.take();
+    let mut outcome = match outcome {
+        Ok(outcome) => outcome?,
+        Err(_) if panics.is_empty() => anyhow::bail!("seed {} ended without a reason", run.seed),
+        Err(_) => Outcome::aborted(run.seed),
+    };
+    outcome.violations.extend(panics);
+    Ok(outcome)
 }
 
 fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
@@ -78,23 +119,21 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     runtime.block_on(future)
 }
 
-async fn run(seed: u64, with_lines: bool) -> anyhow::Result<Outcome> {
-    let mut random = Random::new(seed);
+async fn run_seed(run: Run) -> anyhow::Result<Outcome> {
+    let mut random = Random::new(run.seed);
     seed_permit_ids(random.number());
-    let scenario = Scenario::draw(&mut random);
-    let world = World::create(scenario, &mut random, with_lines).await?;
+    let mut scenario = Scenario::draw(&mut random);
+    scenario.end = run.until.unwrap_or(scenario.end);
+    let world = World::create(scenario, &mut random, run.with_lines).await?;
     world.trace.event(format_args!("{:?}", world.scenario));
-    let mut tasks = JoinSet::new();
-    for client in 0..world.scenario.clients {
-        let random = Random::new(random.number());
-        tasks.spawn(workload::client(world.clone(), client, random));
-    }
-    let faults = tokio::spawn(faults::inject(world.clone(), Random::new(random.number())));
-    let faults = faults.await.context("the injection of faults panicked")?;
-    while let Some(ended) = tasks.join_next().await {
-        ended.context("a client panicked")?;
-    }
-    world.check_health().await;
+    let faults = match timeout(MAX_TIME, world.run(random)).await {
+        Ok(faults) => faults?,
+        Err(_) => {
+            let problem = "the simulation did not end: a call was never answered".to_owned();
+            world.history.change(|events| events.violations.push(problem));
+            0
+        }
+    };
     let violations = world.history.change(|events| {
         let mut violations = std::mem::take(&mut events.violations);
         violations.extend(oracle::judge(&world, events));
@@ -102,10 +141,35 @@ async fn run(seed: u64, with_lines: bool) -> anyhow::Result<Outcome> {
     });
     let decisions = world.history.change(|events| events.checks.len());
     let (hash, lines) = (world.trace.hash(), world.trace.take_lines());
-    Ok(Outcome { seed, hash, decisions, faults, violations, lines })
+    let (seed, end) = (run.seed, world.scenario.end);
+    Ok(Outcome { seed, hash, decisions, faults, end, violations, lines })
+}
+
+impl Outcome {
+    /// The outcome of a seed that panicked.
+    fn aborted(seed: u64) -> Self {
+        let (violations, lines) = (Vec::new(), Vec::new());
+        Self { seed, hash: 0, decisions: 0, faults: 0, end: 1_000, violations, lines }
+    }
 }
 
 impl World {
+    /// Runs clients and faults until the end, and then checks that everything has recovered. Returns the number of
+    /// faults.
+    async fn run(&self, mut random: Random) -> anyhow::Result<usize> {
+        let mut tasks = JoinSet::new();
+        for client in 0..self.scenario.clients {
+            let random = Random::new(random.number());
+            tasks.spawn(workload::client(self.clone(), client, random));
+        }
+        let faults = tokio::spawn(faults::inject(self.clone(), Random::new(random.number())));
+        let faults = faults.await.context("the injection of faults panicked")?;
+        // Panics are recorded by their hook.
+        while tasks.join_next().await.is_some() {}
+        self.check_health().await;
+        Ok(faults)
+    }
+
     async fn create(
         scenario: Scenario,
         random: &mut Random,
