@@ -10,12 +10,12 @@ use std::{
 
 use http::HeaderMap;
 use pacegate::{
-    Charge, CheckError, Decision, Key, KeyRef, Limit, Limiter, Plan, PolicyName, PolicySet,
-    Request, SharedLimiter, Timestamp,
+    Charge, CheckError, Decision, Key, KeyRef, Limit, Limiter, PolicyName, PolicySet, Request,
+    Reserved, SharedLimiter, StoreError, Timestamp,
 };
 use smallvec::SmallVec;
 
-use crate::KeyParts;
+use crate::{KeyParts, Settle, settlement::InMemory};
 
 /// A limiter for the middleware: a [`Limiter`], a [`SharedLimiter`], a closure that returns one ([`Provided`]), or a
 /// custom type, which creates its decisions with [`Decision::admission`] and [`Decision::denial`].
@@ -24,9 +24,9 @@ use crate::KeyParts;
 /// middleware polls the returned future. The future of a [`SharedLimiter`] is boxed.
 ///
 /// ```
-/// use std::{future::{Pending, Ready}, time::Duration};
+/// use std::{future::Pending, time::Duration};
 /// use pacegate::{CheckError, Decision, Limit, PolicyName};
-/// use pacegate_http::{Adjustment, Decide, Question, Reply};
+/// use pacegate_http::{Decide, Question, Reply};
 ///
 /// /// Denies everything, for example during maintenance.
 /// #[derive(Clone)]
@@ -34,46 +34,52 @@ use crate::KeyParts;
 ///
 /// impl Decide for Maintenance {
 ///     type Deciding = Pending<Result<Decision, CheckError>>;
-///     type Settling = Ready<()>;
 ///
 ///     fn decide(&self, _: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
 ///         let (policy, limit) = (PolicyName::DEFAULT, Limit::per_minute(0));
 ///         Reply::Now(Ok(Decision::denial(policy, limit, 0, Some(Duration::from_secs(60)))))
-///     }
-///
-///     fn settle(&self, _: &Question, _: &Decision, _: Adjustment) -> Reply<(), Self::Settling> {
-///         Reply::Now(())
 ///     }
 /// }
 /// # let _ = pacegate_http::RateLimitLayer::new(Maintenance);
 /// ```
 pub trait Decide: Clone + Send + Sync + 'static {
     /// The future of a decision. Dropping it must not charge anything that is not charged yet.
-    type Deciding: Future<Output = Result<Decision, CheckError>> + Send;
-
-    /// The future of a correction.
-    type Settling: Future<Output = ()> + Send;
+    type Deciding: Future<Output = Result<Decision, CheckError>> + Send + 'static;
 
     /// Charges the cost of a request to all its limits, all or nothing.
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding>;
+
+    /// Charges the cost of a request as an estimate, which the returned reservation corrects within `ttl`. The
+    /// middleware calls it instead of [`decide`](Self::decide) if its rules correct charges.
+    ///
+    /// Default: decides, and returns no reservation, so that charges stay as they are.
+    fn reserve(
+        &self,
+        question: &Question,
+        ttl: Duration,
+    ) -> Reply<Result<Estimated, CheckError>, Reserving> {
+        let _ = ttl;
+        uncorrected(self.decide(question))
+    }
 
     /// Returns an error message if this limiter cannot be used in a middleware, for example because it has a
     /// concurrency limit. Default: `None`.
     fn fault(&self) -> Option<&'static str> {
         None
     }
-
-    /// Corrects the charge of an allowed request, once its response is known. `decision` is the one that allowed it.
-    ///
-    /// A correction that fails is skipped. Units that were not charged must not be refunded: a
-    /// [degraded](Decision::is_degraded) decision took nothing from the store.
-    fn settle(
-        &self,
-        question: &Question,
-        decision: &Decision,
-        by: Adjustment,
-    ) -> Reply<(), Self::Settling>;
 }
+
+/// The decision about a request whose cost is an estimate. Returned by [`Decide::reserve`].
+#[derive(Debug)]
+pub struct Estimated {
+    /// The decision.
+    pub decision: Decision,
+    /// Corrects the charge. `None` if the request is denied, or if its charge cannot be corrected.
+    pub reservation: Option<Box<dyn Settle>>,
+}
+
+/// The future of [`Decide::reserve`].
+pub type Reserving = Pin<Box<dyn Future<Output = Result<Estimated, CheckError>> + Send>>;
 
 /// An answer, or a future for it.
 #[derive(Clone, Copy, Debug)]
@@ -98,16 +104,16 @@ pub struct Question {
     pub(crate) domain: Option<Arc<str>>,
     pub(crate) cost: u64,
     pub(crate) limits: Vec<(PolicyName, Limit)>,
-    /// The time before the decision, for headers and for refunds.
+    /// The time before the decision, for headers.
     pub(crate) now: Timestamp,
-    /// The time at which the response was known.
-    pub(crate) settled: Timestamp,
 }
 
 /// The correction of the charge for a request, once its response is known.
 ///
-/// A charge afterwards cannot deny the request, which has been served. If the limit must never be exceeded, charge the
-/// highest possible cost first, and refund the rest.
+/// The cost of the request was [reserved](pacegate::Limiter::reserve). Refunded units return to where they were charged,
+/// and nowhere if they do not count there any more. Additional units cannot deny the request, which has been served: those
+/// beyond a limit are [debt](pacegate::Excess::Debt), which later requests wait for. If the limit must never be exceeded,
+/// charge the highest possible cost first, and refund the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {
@@ -118,10 +124,9 @@ pub enum Adjustment {
     Refund,
     /// Refunds this number of units, and no more than were charged.
     RefundUnits(u64),
-    /// Charges this number of additional units. If fewer are left, charges those. The response is sent in any case.
+    /// Charges this number of additional units.
     Charge(u64),
-    /// Corrects the charge to this number of units, which the request has used: refunds the rest, or records more as
-    /// [debt](pacegate::Excess::Debt), which later requests wait for.
+    /// Corrects the charge to this number of units, which the request has used.
     Actual(u64),
 }
 
@@ -141,6 +146,17 @@ impl Adjustment {
     pub fn from_header(headers: &HeaderMap, name: &str) -> Self {
         let units = headers.get(name).and_then(|value| value.to_str().ok()?.trim().parse().ok());
         units.map_or(Self::Keep, Self::Actual)
+    }
+
+    /// Returns the units that a request of this cost has used.
+    pub(crate) fn used(self, cost: u64) -> u64 {
+        match self {
+            Self::Keep => cost,
+            Self::Refund => 0,
+            Self::RefundUnits(units) => cost.saturating_sub(units),
+            Self::Charge(units) => cost.saturating_add(units),
+            Self::Actual(units) => units,
+        }
     }
 }
 
@@ -192,7 +208,7 @@ impl Question {
         &self.limits
     }
 
-    /// Returns the time of the request, if a header or a correction of the charge needs it; otherwise the Unix epoch.
+    /// Returns the time of the request, if a header needs it; otherwise the Unix epoch.
     pub fn asked(&self) -> Timestamp {
         self.now
     }
@@ -215,114 +231,24 @@ impl Question {
         request
     }
 
-    /// Calls `then` with the charges for the limits of this request.
-    fn with_charges<R>(&self, then: impl FnOnce(&[Charge<'_>]) -> R) -> R {
-        self.key.with(|key| {
-            let charge = |&(policy, limit): &_| Charge::new(policy, key, limit).cost(self.cost);
-            then(&self.limits.iter().map(charge).collect::<SmallVec<[_; 1]>>())
-        })
+    /// Returns the charges for the limits of this request, to its key.
+    fn charges<'a>(&self, key: KeyRef<'a>) -> SmallVec<[Charge<'a>; 1]> {
+        let charge = |&(policy, limit): &_| Charge::new(policy, key, limit).cost(self.cost);
+        self.limits.iter().map(charge).collect()
     }
 
     fn is_key(&self) -> bool {
         self.names.is_none() && self.domain.is_none()
-    }
-
-    /// Returns the question with the units that an adjustment refunds as its cost.
-    fn refunded(&self, by: Adjustment) -> Self {
-        let units = match by {
-            Adjustment::Refund => self.cost,
-            Adjustment::RefundUnits(units) => units.min(self.cost),
-            Adjustment::Actual(units) => self.cost.saturating_sub(units),
-            Adjustment::Keep | Adjustment::Charge(_) => 0,
-        };
-        self.at_cost(units)
-    }
-
-    /// Returns the question with the units beyond the charge as its cost, if an adjustment records any.
-    fn exceeded(&self, by: Adjustment) -> Option<Self> {
-        match by {
-            Adjustment::Actual(units) if units > self.cost => Some(self.at_cost(units - self.cost)),
-            _ => None,
-        }
-    }
-
-    /// Returns `true` if the charge to a limit no longer counts. A refund would then return units that other requests
-    /// have used since.
-    fn is_over(&self, policy: PolicyName, limit: &Limit, decision: &Decision) -> bool {
-        let passed = Duration::from_micros(self.settled.micros_since(self.now));
-        if (decision.policy(), decision.limit()) == (Some(policy), Some(*limit)) {
-            return passed >= decision.reset_after();
-        }
-        self.settled >= limit.counts_until(self.now)
-    }
-
-    /// Returns the charges to refund for the limits of this request.
-    fn own_taken<'a>(&self, key: KeyRef<'a>, decision: &Decision) -> Vec<Charge<'a>> {
-        let counts = |(policy, limit): &&_| !self.is_over(*policy, limit, decision);
-        let charge = |&(policy, limit): &_| Charge::new(policy, key, limit).cost(self.cost);
-        self.limits.iter().filter(counts).map(charge).collect()
-    }
-
-    /// Returns the charges to refund for the limits of a plan. `key` is the key of this question. If a policy in shadow
-    /// mode would have denied the request, policies in shadow mode are left out, because they may have taken nothing.
-    fn taken<'a>(
-        &self,
-        plan: &'a Plan<'_>,
-        policies: &PolicySet,
-        key: KeyRef<'a>,
-        decision: &Decision,
-    ) -> Vec<Charge<'a>> {
-        let mut charges = plan.charges(self.cost).unwrap_or_default();
-        charges.retain(|charge| {
-            let taken = charge.enforced || !decision.is_shadow_denied();
-            taken && !self.is_over(charge.policy, &charge.limit, decision)
-        });
-        self.set_key(&mut charges, policies, key);
-        charges
-    }
-
-    /// Returns the charges that record the cost as spent, to the limits of this request or those of a plan.
-    fn spent<'a>(
-        &self,
-        plan: &'a Plan<'_>,
-        policies: &PolicySet,
-        key: KeyRef<'a>,
-    ) -> Vec<Charge<'a>> {
-        let mut charges = match self.limits.is_empty() {
-            // A cost of 0 never exceeds a limit.
-            true => plan.charges(0).unwrap_or_default(),
-            false => {
-                let charge = |&(policy, limit): &_| Charge::new(policy, key, limit);
-                self.limits.iter().map(charge).collect()
-            }
-        };
-        self.set_key(&mut charges, policies, key);
-        charges.into_iter().map(|charge| charge.cost(self.cost).spent()).collect()
-    }
-
-    fn set_key<'a>(&self, charges: &mut [Charge<'a>], policies: &PolicySet, key: KeyRef<'a>) {
-        let whole = |charge: &&mut Charge<'_>| {
-            let policy = policies.get(charge.policy);
-            self.is_key() && policy.is_some_and(|policy| policy.per == [Request::KEY])
-        };
-        // A request that is only a key was checked with this key, which may have several parts.
-        for charge in charges.iter_mut().filter(whole) {
-            if charge.tag == charge.key {
-                charge.tag = key;
-            }
-            charge.key = key;
-        }
     }
 }
 
 /// Decides in this process, always with [`Reply::Now`].
 impl Decide for Limiter {
     type Deciding = Pending<Result<Decision, CheckError>>;
-    type Settling = Pending<()>;
 
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
         if !question.limits.is_empty() {
-            let decision = question.with_charges(|charges| self.charges().check(charges));
+            let decision = question.key.with(|key| self.charges().check(&question.charges(key)));
             return Reply::Now(decision.map_err(CheckError::from));
         }
         Reply::Now(match (question.is_key(), question.cost) {
@@ -332,82 +258,53 @@ impl Decide for Limiter {
         })
     }
 
-    fn fault(&self) -> Option<&'static str> {
-        hands_out_permits(self.policies()).then_some(NO_PERMITS)
-    }
-
-    fn settle(
+    fn reserve(
         &self,
         question: &Question,
-        decision: &Decision,
-        by: Adjustment,
-    ) -> Reply<(), Self::Settling> {
-        match by {
-            Adjustment::Keep => {}
-            Adjustment::Charge(units) => {
-                let mut ask = units;
-                while let Reply::Now(answer) = self.decide(&question.at_cost(ask)) {
-                    let Some(less) = less_than(ask, &answer) else { break };
-                    ask = less;
-                }
+        ttl: Duration,
+    ) -> Reply<Result<Estimated, CheckError>, Reserving> {
+        let reserved = match (question.limits.is_empty(), question.is_key()) {
+            (false, _) => {
+                question.key.with(|key| self.charges().reserve(&question.charges(key), ttl))
             }
-            Adjustment::Refund | Adjustment::RefundUnits(_) | Adjustment::Actual(_) => {
-                if let Some(exceeded) = question.exceeded(by) {
-                    let plan = self.charges().plan(&exceeded.request());
-                    // Recorded even though the answer is a denial.
-                    let _ = exceeded.key.with(|key| {
-                        self.charges().check(&exceeded.spent(&plan, self.policies(), key))
-                    });
-                    return Reply::Now(());
-                }
-                let refunded = question.refunded(by);
-                refunded.key.with(|key| match refunded.limits.is_empty() {
-                    true => {
-                        let plan = self.charges().plan(&refunded.request());
-                        let taken = refunded.taken(&plan, self.policies(), key, decision);
-                        self.charges().refund(&taken);
-                    }
-                    false => self.charges().refund(&refunded.own_taken(key, decision)),
-                });
+            (true, true) => Self::reserve(self, &question.key, question.cost, ttl),
+            (true, false) => self.reserve_request(&question.request(), ttl),
+        };
+        match reserved {
+            Err(error) if is_full(&error) => uncorrected(self.decide(question)),
+            Err(error) => Reply::Now(Err(error)),
+            Ok(Reserved { decision, reservation }) => {
+                let reservation = reservation.map(|it| InMemory::boxed(it, question.cost));
+                Reply::Now(Ok(Estimated { decision, reservation }))
             }
         }
-        Reply::Now(())
+    }
+
+    fn fault(&self) -> Option<&'static str> {
+        hands_out_permits(self.policies()).then_some(NO_PERMITS)
     }
 }
 
 /// Decides over a store. Each decision is boxed, because the futures of a [`SharedLimiter`] cannot be named.
 impl Decide for SharedLimiter {
     type Deciding = Pin<Box<dyn Future<Output = Result<Decision, CheckError>> + Send>>;
-    type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
         let (limiter, question) = (self.clone(), question.clone());
         Reply::Later(Box::pin(async move { decide_shared(&limiter, &question).await }))
     }
 
-    fn fault(&self) -> Option<&'static str> {
-        hands_out_permits(self.policies()).then_some(NO_PERMITS)
-    }
-
-    fn settle(
+    fn reserve(
         &self,
         question: &Question,
-        decision: &Decision,
-        by: Adjustment,
-    ) -> Reply<(), Self::Settling> {
-        let refunds = !matches!(by, Adjustment::Charge(_)) && question.exceeded(by).is_none();
-        // A degraded decision charged nothing in the store, so a refund would return units of other requests.
-        if by == Adjustment::Keep || refunds && decision.is_degraded() {
-            return Reply::Now(());
-        }
-        let (limiter, question, decision) = (self.clone(), question.clone(), *decision);
-        Reply::Later(Box::pin(async move {
-            match (by, question.exceeded(by)) {
-                (Adjustment::Charge(units), _) => charge_more(&limiter, &question, units).await,
-                (_, Some(exceeded)) => record_shared(&limiter, &exceeded).await,
-                _ => refund_shared(&limiter, &question.refunded(by), &decision).await,
-            }
-        }))
+        ttl: Duration,
+    ) -> Reply<Result<Estimated, CheckError>, Reserving> {
+        let (limiter, question) = (self.clone(), question.clone());
+        Reply::Later(Box::pin(async move { reserve_shared(&limiter, &question, ttl).await }))
+    }
+
+    fn fault(&self) -> Option<&'static str> {
+        hands_out_permits(self.policies()).then_some(NO_PERMITS)
     }
 }
 
@@ -433,10 +330,7 @@ async fn decide_shared(
 ) -> Result<Decision, CheckError> {
     if !question.limits.is_empty() {
         let key = question.key.with(|key| key.to_buf());
-        let charge =
-            |&(policy, limit): &_| Charge::new(policy, key.as_ref(), limit).cost(question.cost);
-        let charges: SmallVec<[_; 1]> = question.limits.iter().map(charge).collect();
-        return limiter.charges().check(&charges).await;
+        return limiter.charges().check(&question.charges(key.as_ref())).await;
     }
     match question.is_key() {
         true => limiter.check_cost(&question.key, question.cost).await,
@@ -444,44 +338,51 @@ async fn decide_shared(
     }
 }
 
-async fn charge_more(limiter: &SharedLimiter, question: &Question, units: u64) {
-    let mut ask = units;
-    while let Some(less) = less_than(ask, &decide_shared(limiter, &question.at_cost(ask)).await) {
-        ask = less;
+async fn reserve_shared(
+    limiter: &SharedLimiter,
+    question: &Question,
+    ttl: Duration,
+) -> Result<Estimated, CheckError> {
+    let reserved = match (question.limits.is_empty(), question.is_key()) {
+        (false, _) => {
+            let key = question.key.with(|key| key.to_buf());
+            limiter.charges().reserve(&question.charges(key.as_ref()), ttl).await
+        }
+        (true, true) => limiter.reserve(&question.key, question.cost, ttl).await,
+        (true, false) => limiter.reserve_request(&question.request(), ttl).await,
+    };
+    match reserved {
+        Err(error) if is_full(&error) => {
+            let decision = decide_shared(limiter, question).await?;
+            Ok(Estimated { decision, reservation: None })
+        }
+        Err(error) => Err(error),
+        Ok(Reserved { decision, reservation }) => {
+            let reservation = reservation.map(|it| Box::new(it) as Box<dyn Settle>);
+            Ok(Estimated { decision, reservation })
+        }
     }
 }
 
-/// Records the cost as spent. A failure of the store is recorded by the limiter and ignored here.
-async fn record_shared(limiter: &SharedLimiter, exceeded: &Question) {
-    let key = exceeded.key.with(|key| key.to_buf());
-    let plan = limiter.charges().plan(&exceeded.request());
-    let charges = exceeded.spent(&plan, limiter.policies(), key.as_ref());
-    let _ = limiter.charges().check(&charges).await;
+/// Returns `true` if a limiter has no room for another open reservation.
+fn is_full(error: &CheckError) -> bool {
+    matches!(error, CheckError::Store(StoreError::Unavailable(_)))
 }
 
-/// Refunds charges. A failure of the store is recorded by the limiter and ignored here.
-async fn refund_shared(limiter: &SharedLimiter, refunded: &Question, decision: &Decision) {
-    let key = refunded.key.with(|key| key.to_buf());
-    let key = key.as_ref();
-    let plan;
-    let charges = match refunded.limits.is_empty() {
-        true => {
-            plan = limiter.charges().plan(&refunded.request());
-            refunded.taken(&plan, limiter.policies(), key, decision)
+/// Returns a decision whose charge stays as it is.
+fn uncorrected<F>(
+    reply: Reply<Result<Decision, CheckError>, F>,
+) -> Reply<Result<Estimated, CheckError>, Reserving>
+where
+    F: Future<Output = Result<Decision, CheckError>> + Send + 'static,
+{
+    let estimated = |decision| Estimated { decision, reservation: None };
+    match reply {
+        Reply::Now(answer) => Reply::Now(answer.map(estimated)),
+        Reply::Later(deciding) => {
+            Reply::Later(Box::pin(async move { deciding.await.map(estimated) }))
         }
-        false => refunded.own_taken(key, decision),
-    };
-    let _ = limiter.charges().refund(&charges).await;
-}
-
-/// Returns the units to try next if `asked` units were too many. Always fewer than before, so retries end.
-fn less_than(asked: u64, answer: &Result<Decision, CheckError>) -> Option<u64> {
-    let left = match answer {
-        Ok(decision) if !decision.is_allowed() => decision.remaining(),
-        Err(CheckError::Cost(error)) => error.max,
-        _ => 0,
-    };
-    (1..asked).contains(&left).then_some(left)
+    }
 }
 
 impl<F, L> Decide for Provided<F>
@@ -490,23 +391,21 @@ where
     L: Decide,
 {
     type Deciding = L::Deciding;
-    type Settling = L::Settling;
 
     fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
         (self.0)().decide(question)
     }
 
-    fn fault(&self) -> Option<&'static str> {
-        (self.0)().fault()
-    }
-
-    fn settle(
+    fn reserve(
         &self,
         question: &Question,
-        decision: &Decision,
-        by: Adjustment,
-    ) -> Reply<(), Self::Settling> {
-        (self.0)().settle(question, decision, by)
+        ttl: Duration,
+    ) -> Reply<Result<Estimated, CheckError>, Reserving> {
+        (self.0)().reserve(question, ttl)
+    }
+
+    fn fault(&self) -> Option<&'static str> {
+        (self.0)().fault()
     }
 }
 

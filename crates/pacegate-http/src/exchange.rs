@@ -11,7 +11,10 @@ use std::{
 use pacegate::{CheckError, Decision, Timestamp};
 use pin_project_lite::pin_project;
 
-use crate::{Adjustment, Asked, Decide, Head, Question, Refusal, Reply, Rules, Settlement};
+use crate::{
+    Adjustment, Asked, Decide, Estimated, Head, Question, Refusal, Reply, Reserving, Rules,
+    Settlement, Settling,
+};
 
 /// The adapter of a framework: the types and functions that [`ResponseFuture`] needs.
 pub trait Exchange: Sized {
@@ -73,10 +76,7 @@ pub trait Exchange: Sized {
     fn respond(response: Self::Served) -> Self::Response;
 
     /// [`respond`](Self::respond), for a response whose charge is corrected at its end. Default: keeps the charge.
-    fn respond_unsettled(
-        response: Self::Served,
-        settlement: Settlement<Self::Limiter>,
-    ) -> Self::Response {
+    fn respond_unsettled(response: Self::Served, settlement: Settlement) -> Self::Response {
         drop(settlement);
         Self::respond(response)
     }
@@ -91,14 +91,8 @@ pub type ExchangeRules<X> = Rules<
 >;
 
 type Deciding<X> = <<X as Exchange>::Limiter as Decide>::Deciding;
-type Settling<X> = <<X as Exchange>::Limiter as Decide>::Settling;
-type StateOf<X> = State<
-    Deciding<X>,
-    Box<UndecidedRequest<X>>,
-    <X as Exchange>::Call,
-    Settling<X>,
-    <X as Exchange>::Response,
->;
+type StateOf<X> =
+    State<Deciding<X>, Box<UndecidedRequest<X>>, <X as Exchange>::Call, <X as Exchange>::Response>;
 
 pin_project! {
     /// The response future of a middleware. It completes with a response of the inner service or with a rejection, and
@@ -115,13 +109,15 @@ pin_project! {
 
 pin_project! {
     #[project = StateProjection]
-    enum State<D, W, F, T, R> {
+    enum State<D, W, F, R> {
         /// Waits for the decision.
         Deciding { #[pin] deciding: D, waiting: Option<W> },
+        /// Waits for the decision about an estimate.
+        Reserving { reserving: Reserving, waiting: Option<W> },
         /// Waits for the inner service.
         Calling { #[pin] call: F, charged: Option<Charged> },
         /// Waits until the charge is corrected.
-        Settling { #[pin] settling: T, response: Option<R> },
+        Settling { settling: Settling, response: Option<R> },
         /// Has a response.
         Answered { response: Option<R> },
     }
@@ -140,7 +136,7 @@ struct Charged {
     decision: Decision,
     asked: Timestamp,
     /// Present if the charge may be corrected after the response.
-    question: Option<Box<Question>>,
+    settlement: Option<Settlement>,
 }
 
 impl<X: Exchange> ResponseFuture<X> {
@@ -158,12 +154,22 @@ impl<X: Exchange> ResponseFuture<X> {
             Asked::Refuse(refusal) => {
                 State::Answered { response: Some(X::deny(rules, &refusal, head, None)) }
             }
+            Asked::Ask(question) if rules.settles() => match rules.reserve(&question) {
+                Reply::Now(answer) => {
+                    reserved::<X>(rules, service, (head, body), &question, answer)
+                }
+                Reply::Later(reserving) => {
+                    let waiting = UndecidedRequest::keep(service, head, body, question);
+                    State::Reserving { reserving, waiting }
+                }
+            },
             Asked::Ask(question) => match rules.decide(&question) {
-                Reply::Now(answer) => decided::<X>(rules, service, head, body, question, answer),
+                Reply::Now(answer) => {
+                    decided::<X>(rules, service, (head, body), &question, (answer, None))
+                }
                 Reply::Later(deciding) => {
-                    let waiting =
-                        UndecidedRequest { service: X::keep(service), head, body, question };
-                    State::Deciding { deciding, waiting: Some(Box::new(waiting)) }
+                    let waiting = UndecidedRequest::keep(service, head, body, question);
+                    State::Deciding { deciding, waiting }
                 }
             },
         };
@@ -171,24 +177,50 @@ impl<X: Exchange> ResponseFuture<X> {
     }
 }
 
+impl<X: Exchange> UndecidedRequest<X> {
+    fn keep(
+        service: &mut X::Service,
+        head: X::Head,
+        body: X::Body,
+        question: Question,
+    ) -> Option<Box<Self>> {
+        Some(Box::new(Self { service: X::keep(service), head, body, question }))
+    }
+}
+
+/// [`decided`], for a request whose cost is an estimate.
+fn reserved<X: Exchange>(
+    rules: &ExchangeRules<X>,
+    service: &mut X::Service,
+    request: (X::Head, X::Body),
+    question: &Question,
+    answer: Result<Estimated, CheckError>,
+) -> StateOf<X> {
+    let (answer, reservation) = match answer {
+        Ok(Estimated { decision, reservation }) => (Ok(decision), reservation),
+        Err(error) => (Err(error), None),
+    };
+    let cost = question.cost();
+    let settlement = reservation.map(|reservation| Settlement { reservation, cost });
+    decided::<X>(rules, service, request, question, (answer, settlement))
+}
+
 /// Calls the inner service if the request is admitted. Otherwise rejects it.
 fn decided<X: Exchange>(
     rules: &ExchangeRules<X>,
     service: &mut X::Service,
-    head: X::Head,
-    body: X::Body,
-    question: Question,
-    answer: Result<Decision, CheckError>,
+    (head, body): (X::Head, X::Body),
+    question: &Question,
+    (answer, settlement): (Result<Decision, CheckError>, Option<Settlement>),
 ) -> StateOf<X> {
     match rules.admit(answer) {
         Ok(decision) => {
             let call = X::call(service, head, body, Some(decision));
             let asked = question.asked();
-            let question = rules.settles().then(|| Box::new(question));
-            State::Calling { call, charged: Some(Charged { decision, asked, question }) }
+            State::Calling { call, charged: Some(Charged { decision, asked, settlement }) }
         }
         Err(refusal) => {
-            let response = X::deny(rules, &refusal, head, Some(&question));
+            let response = X::deny(rules, &refusal, head, Some(question));
             State::Answered { response: Some(response) }
         }
     }
@@ -199,18 +231,17 @@ fn settle<X: Exchange>(
     rules: &ExchangeRules<X>,
     mut response: X::Served,
     charged: Option<Charged>,
-) -> (X::Response, Option<Settling<X>>) {
-    let Some(Charged { decision, asked, question }) = charged else {
+) -> (X::Response, Option<Settling>) {
+    let Some(Charged { decision, asked, settlement }) = charged else {
         return (X::respond(response), None);
     };
     X::add_headers(rules, &decision, asked, &mut response);
-    let Some(question) = question else { return (X::respond(response), None) };
+    let Some(settlement) = settlement else { return (X::respond(response), None) };
     let (response, adjustment) = X::read_head(response, |head| rules.adjustment(head));
     if adjustment == Adjustment::Keep && rules.defers() {
-        let settlement = rules.settlement(question, decision);
         return (X::respond_unsettled(response, settlement), None);
     }
-    match rules.adjust(&question, &decision, adjustment) {
+    match settlement.adjust(adjustment) {
         Reply::Now(()) => (X::respond(response), None),
         Reply::Later(settling) => (X::respond(response), Some(settling)),
     }
@@ -224,10 +255,17 @@ impl<X: Exchange> Future for ResponseFuture<X> {
             let mut this = self.as_mut().project();
             match this.state.as_mut().project() {
                 StateProjection::Deciding { deciding, waiting } => {
-                    let answer = ready!(deciding.poll(cx));
-                    let Some(waiting) = waiting.take() else { unreachable!("decided once") };
-                    let UndecidedRequest { mut service, head, body, question } = *waiting;
-                    let next = decided::<X>(this.rules, &mut service, head, body, question, answer);
+                    let answer = (ready!(deciding.poll(cx)), None);
+                    let UndecidedRequest { mut service, head, body, question } = *taken(waiting);
+                    let next =
+                        decided::<X>(this.rules, &mut service, (head, body), &question, answer);
+                    this.state.set(next);
+                }
+                StateProjection::Reserving { reserving, waiting } => {
+                    let answer = ready!(reserving.as_mut().poll(cx));
+                    let UndecidedRequest { mut service, head, body, question } = *taken(waiting);
+                    let next =
+                        reserved::<X>(this.rules, &mut service, (head, body), &question, answer);
                     this.state.set(next);
                 }
                 StateProjection::Calling { call, charged } => {
@@ -239,7 +277,7 @@ impl<X: Exchange> Future for ResponseFuture<X> {
                     });
                 }
                 StateProjection::Settling { settling, response } => {
-                    ready!(settling.poll(cx));
+                    ready!(settling.as_mut().poll(cx));
                     return Poll::Ready(Ok(taken(response)));
                 }
                 StateProjection::Answered { response } => {
@@ -250,9 +288,9 @@ impl<X: Exchange> Future for ResponseFuture<X> {
     }
 }
 
-fn taken<R>(response: &mut Option<R>) -> R {
-    let Some(response) = response.take() else { panic!("polled after it has completed") };
-    response
+fn taken<T>(value: &mut Option<T>) -> T {
+    let Some(value) = value.take() else { panic!("polled after it has completed") };
+    value
 }
 
 impl<X: Exchange> fmt::Debug for ResponseFuture<X> {

@@ -16,7 +16,7 @@ mod settlement;
 #[cfg(feature = "usage")]
 mod usage;
 
-pub use decide::{Adjustment, Decide, Provided, Question, Reply};
+pub use decide::{Adjustment, Decide, Estimated, Provided, Question, Reply, Reserving};
 pub use denial::IntoDenial;
 pub use exchange::{Exchange, ExchangeRules, ResponseFuture};
 pub use head::{Head, PeerAddr};
@@ -24,6 +24,6 @@ pub use headers::{HeaderStyle, Headers, ResetStyle};
 pub use layer::{RateLimit, TowerExchange};
 pub use resolve::{KeyParts, Missing, Resolve, ResolveExt};
 pub use rules::{Asked, RateLimitLayer, Refusal, Rules};
-pub use settlement::Settlement;
+pub use settlement::{Settle, Settlement, Settling};
 #[cfg(feature = "usage")]
 pub use usage::{Metered, MeteredBody, MeteredExchange, MeteredFuture, MeteredLayer, Usage};

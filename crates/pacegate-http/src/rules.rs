@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -13,8 +14,8 @@ use pacegate::{
 };
 
 use crate::{
-    Adjustment, Decide, Head, Headers, IntoDenial, KeyParts, Missing, Question, Reply, ResetStyle,
-    Resolve, Settlement, decide, refusal,
+    Adjustment, Decide, Estimated, Head, Headers, IntoDenial, KeyParts, Missing, Question, Reply,
+    Reserving, ResetStyle, Resolve, Settlement, Settling, decide, refusal,
 };
 
 /// A limiter with the rules of a middleware: the key, the cost and the limits of a request, which requests are skipped,
@@ -47,6 +48,7 @@ pub struct Rules<L, Q = request::Parts, A = response::Parts, R = Response<Bytes>
     settle: Option<Choice<A, Adjustment>>,
     /// True if charges are corrected at the end of responses.
     defers: bool,
+    settle_within: Duration,
     headers: Headers,
     describes: bool,
     clock: Arc<dyn Clock>,
@@ -122,6 +124,9 @@ pub enum Refusal {
     Unsupported(StoreError),
 }
 
+/// Default of [`Rules::settle_within`]: longer than most responses of language models take.
+pub(crate) const DEFAULT_SETTLE_WITHIN: Duration = Duration::from_secs(10 * 60);
+
 pub(crate) type Choice<H, T> = Arc<dyn Fn(&H) -> T + Send + Sync>;
 type Deny<Q, R> = Arc<dyn Fn(&Refusal, &Q, Option<&Question>) -> R + Send + Sync>;
 type Limits = Vec<(PolicyName, Limit)>;
@@ -145,6 +150,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static> Rules<L, Q, A> {
             deny: Arc::new(refusal::response),
             settle: None,
             defers: false,
+            settle_within: DEFAULT_SETTLE_WITHIN,
             headers: Headers::default(),
             describes: false,
             clock: Arc::new(SystemClock::new()),
@@ -332,6 +338,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
             deny,
             settle: self.settle,
             defers: self.defers,
+            settle_within: self.settle_within,
             headers: self.headers,
             describes: self.describes,
             clock: self.clock,
@@ -344,9 +351,17 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     /// To count only some responses, charge every request and refund the others: this is exact. If requests cost 0
     /// first and are charged afterwards, requests that run at the same time can exceed the limit.
     ///
-    /// A request without a response keeps its charge, for example if its client disconnects or the service fails. No
-    /// units are refunded for a degraded decision, because the store was not charged, or if the window of the charge
-    /// has ended, because the current window has other requests.
+    /// The cost of each request is [reserved](pacegate::Limiter::reserve), so refunded units return to where they were
+    /// charged. If the window of the charge has ended, nothing is refunded, because the current window has other
+    /// requests. A request without a response keeps its charge, for example if its client disconnects or the service
+    /// fails. Over a store, each correction is one more round trip, before the response is sent.
+    ///
+    /// If the store does not answer the request, the failure mode of each policy decides: `local` reserves and corrects
+    /// in this process, `open` charges nothing. If it does not answer the correction, the charge stays as it is until
+    /// its window ends, and additional units are not charged.
+    ///
+    /// Custom algorithms and the layouts of `pacegate-redis` have no reservations: requests are then answered with 500
+    /// and problem details that name the mistake.
     ///
     /// The headers show the decision before the correction. The next response shows the corrected counter.
     ///
@@ -368,6 +383,13 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         Self { settle: Some(Arc::new(settle)), ..self }
     }
 
+    /// Sets the time after which a charge is no longer corrected. Default: ten minutes. Maximum: seven days. Choose it
+    /// longer than a response can take: a response that ends later keeps the whole charge.
+    #[must_use]
+    pub fn settle_within(self, settle_within: Duration) -> Self {
+        Self { settle_within, ..self }
+    }
+
     /// Sets the headers of responses.
     ///
     /// `Headers::OFF` sends only `Retry-After` with denials. Use it if the limits should stay private.
@@ -383,7 +405,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         Self { describes: true, ..self }
     }
 
-    /// Sets the clock for `X-RateLimit-Reset` and for corrections. Default: the system clock.
+    /// Sets the clock for `X-RateLimit-Reset`. Default: the system clock.
     #[must_use]
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Arc::new(clock), ..self }
@@ -433,10 +455,8 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
             limits,
             now: match self.headers.legacy {
                 Some(ResetStyle::Epoch) => self.clock.now(),
-                Some(ResetStyle::Delta) | None if self.settles() => self.clock.now(),
                 Some(ResetStyle::Delta) | None => Timestamp::EPOCH,
             },
-            settled: Timestamp::EPOCH,
         })
     }
 
@@ -445,6 +465,11 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     /// Charges the limiter. If the returned future is dropped, the request may have been charged.
     pub fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, L::Deciding> {
         self.limiter.decide(question)
+    }
+
+    /// Asks the limiter, as [`Rules::decide`], if charges are corrected by responses, see [`Rules::settles`].
+    pub fn reserve(&self, question: &Question) -> Reply<Result<Estimated, CheckError>, Reserving> {
+        self.limiter.reserve(question, self.settle_within)
     }
 
     /// Returns the decision if the request is to be served, or else the reason that it is not.
@@ -503,37 +528,14 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         self.defers
     }
 
-    pub(crate) fn settlement(&self, question: Box<Question>, decision: Decision) -> Settlement<L> {
-        let (limiter, clock) = (self.limiter.clone(), Arc::clone(&self.clock));
-        Settlement { limiter, question, decision, clock }
-    }
-
     /// Corrects the charge of an admitted request by its response.
-    pub fn settle(
-        &self,
-        question: &Question,
-        decision: &Decision,
-        answer: &A,
-    ) -> Reply<(), L::Settling> {
-        self.adjust(question, decision, self.adjustment(answer))
+    pub fn settle(&self, settlement: Settlement, answer: &A) -> Reply<(), Settling> {
+        settlement.adjust(self.adjustment(answer))
     }
 
     /// Returns the adjustment that [`Rules::settle_with`] chooses for a response.
     pub(crate) fn adjustment(&self, answer: &A) -> Adjustment {
         self.settle.as_ref().map(|settle| settle(answer)).unwrap_or_default()
-    }
-
-    pub(crate) fn adjust(
-        &self,
-        question: &Question,
-        decision: &Decision,
-        adjustment: Adjustment,
-    ) -> Reply<(), L::Settling> {
-        if adjustment == Adjustment::Keep {
-            return self.limiter.settle(question, decision, adjustment);
-        }
-        let question = Question { settled: self.clock.now(), ..question.clone() };
-        self.limiter.settle(&question, decision, adjustment)
     }
 }
 
@@ -566,6 +568,7 @@ impl<L: Clone, Q, A, R> Clone for Rules<L, Q, A, R> {
             deny: self.deny.clone(),
             settle: self.settle.clone(),
             defers: self.defers,
+            settle_within: self.settle_within,
             headers: self.headers,
             describes: self.describes,
             clock: self.clock.clone(),

@@ -11,39 +11,35 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use super::{Usage, meter::Meter};
-use crate::{Decide, Reply, Settlement};
+use crate::{Reply, Settlement, Settling};
 
 pin_project! {
     /// The body of a response whose charge is corrected at its end. It passes the inner body on unchanged; only its
     /// last part waits until the charge is corrected.
-    pub struct MeteredBody<B, L>
-    where
-        L: Decide,
-    {
+    pub struct MeteredBody<B> {
         #[pin]
         body: B,
         // Present until the end of the body, if its usage can be known.
-        unsettled: Option<Box<Unsettled<L>>>,
-        #[pin]
-        settling: Option<L::Settling>,
+        unsettled: Option<Box<Unsettled>>,
+        settling: Option<Settling>,
         // The last part of the body, while the charge is corrected.
         last: Option<Frame<Bytes>>,
     }
 }
 
-struct Unsettled<L> {
+struct Unsettled {
     usage: Arc<Usage>,
     meter: Meter,
-    settlement: Settlement<L>,
+    settlement: Settlement,
     /// The bytes that follow, if the body has a known length: its reader may stop after the last one.
     left: Option<u64>,
 }
 
-impl<B: Body<Data = Bytes>, L: Decide> MeteredBody<B, L> {
+impl<B: Body<Data = Bytes>> MeteredBody<B> {
     pub(super) fn new(
         body: B,
         headers: &HeaderMap,
-        settlement: Option<Settlement<L>>,
+        settlement: Option<Settlement>,
         usage: &Arc<Usage>,
     ) -> Self {
         let meter = settlement.and_then(|it| Some((it, Meter::new(usage, headers)?)));
@@ -55,7 +51,7 @@ impl<B: Body<Data = Bytes>, L: Decide> MeteredBody<B, L> {
     }
 }
 
-impl<L: Decide> Unsettled<L> {
+impl Unsettled {
     /// Reads a part of the body. Returns false if the usage cannot be known any more.
     fn read(&mut self, data: &Bytes) -> bool {
         self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
@@ -63,7 +59,7 @@ impl<L: Decide> Unsettled<L> {
     }
 
     /// Corrects the charge. Returns a future if that takes time.
-    fn settle(self) -> Option<L::Settling> {
+    fn settle(self) -> Option<Settling> {
         match self.settlement.settle(self.meter.finish(&self.usage)?) {
             Reply::Now(()) => None,
             Reply::Later(settling) => Some(settling),
@@ -71,7 +67,7 @@ impl<L: Decide> Unsettled<L> {
     }
 }
 
-impl<B: Body<Data = Bytes>, L: Decide> Body for MeteredBody<B, L> {
+impl<B: Body<Data = Bytes>> Body for MeteredBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -103,11 +99,11 @@ impl<B: Body<Data = Bytes>, L: Decide> Body for MeteredBody<B, L> {
                 return Poll::Ready(frame.map(Ok));
             }
             *this.last = frame;
-            this.settling.set(this.unsettled.take().and_then(|unsettled| unsettled.settle()));
+            *this.settling = this.unsettled.take().and_then(|unsettled| unsettled.settle());
         }
-        if let Some(settling) = this.settling.as_mut().as_pin_mut() {
-            ready!(settling.poll(cx));
-            this.settling.set(None);
+        if let Some(settling) = this.settling {
+            ready!(settling.as_mut().poll(cx));
+            *this.settling = None;
         }
         Poll::Ready(this.last.take().map(Ok))
     }
@@ -121,7 +117,7 @@ impl<B: Body<Data = Bytes>, L: Decide> Body for MeteredBody<B, L> {
     }
 }
 
-impl<B, L: Decide> fmt::Debug for MeteredBody<B, L> {
+impl<B> fmt::Debug for MeteredBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MeteredBody").finish_non_exhaustive()
     }

@@ -66,7 +66,7 @@ where
     B: Into<ResB> + 'static,
     ResB: Body<Data = Bytes>,
 {
-    type Response = Response<MeteredBody<ResB, L>>;
+    type Response = Response<MeteredBody<ResB>>;
     type Error = S::Error;
     type Future = MeteredFuture<MeteredExchange<S, L, B, ReqB, ResB>>;
 
@@ -83,10 +83,10 @@ where
 
 impl<X, ResB> Future for MeteredFuture<X>
 where
-    X: Exchange<Response = (Response<ResB>, Option<Settlement<<X as Exchange>::Limiter>>)>,
+    X: Exchange<Response = (Response<ResB>, Option<Settlement>)>,
     ResB: Body<Data = Bytes>,
 {
-    type Output = Result<Response<MeteredBody<ResB, X::Limiter>>, X::Error>;
+    type Output = Result<Response<MeteredBody<ResB>>, X::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
@@ -115,7 +115,7 @@ where
     type Error = S::Error;
     type Answer = response::Parts;
     type Denial = Response<B>;
-    type Response = (Response<ResB>, Option<Settlement<L>>);
+    type Response = (Response<ResB>, Option<Settlement>);
 
     fn call(
         service: &mut S,
@@ -159,7 +159,7 @@ where
         (response, None)
     }
 
-    fn respond_unsettled(response: Response<ResB>, settlement: Settlement<L>) -> Self::Response {
+    fn respond_unsettled(response: Response<ResB>, settlement: Settlement) -> Self::Response {
         (response, Some(settlement))
     }
 }

@@ -148,19 +148,15 @@ fn call_of(kind: &str) -> Asking {
 /// Returns the response to a call that a custom limiter denies.
 fn refused_with(decision: Decision) -> Answer {
     use pacegate::CheckError;
-    use pacegate_http::{Adjustment, Decide, Question, Reply};
+    use pacegate_http::{Decide, Question, Reply};
     use std::future::Pending;
 
     #[derive(Clone)]
     struct Fixed(Decision);
     impl Decide for Fixed {
         type Deciding = Pending<Result<Decision, CheckError>>;
-        type Settling = Pending<()>;
         fn decide(&self, _: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
             Reply::Now(Ok(self.0))
-        }
-        fn settle(&self, _: &Question, _: &Decision, _: Adjustment) -> Reply<(), Self::Settling> {
-            Reply::Now(())
         }
     }
     let service = RateLimitLayer::new(Fixed(decision)).layer(service_fn(kit::fine));

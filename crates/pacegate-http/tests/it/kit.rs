@@ -4,12 +4,19 @@ use std::{
     convert::Infallible,
     fmt,
     future::{Ready, ready},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
-use pacegate::{ManualClock, Timestamp};
+use pacegate::{
+    Charge, ManualClock, MemoryStore, Outcomes, Reply, Store, StoreError, Timestamp, Update,
+};
 use tower::{Service, util::ServiceExt};
 
 pub(crate) type Asking = Request<Full<Bytes>>;
@@ -63,4 +70,43 @@ pub(crate) fn body(answer: Answer) -> String {
 /// An instant that is not the start of any window, and a clock there.
 pub(crate) fn clock() -> ManualClock {
     ManualClock::at(Timestamp::from_micros(1_700_000_000_250_001))
+}
+
+/// A store in memory that can be unreachable.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Remote {
+    store: Arc<MemoryStore>,
+    /// True while the store is unreachable.
+    away: Arc<AtomicBool>,
+}
+
+impl Remote {
+    pub(crate) fn set_away(&self, away: bool) {
+        self.away.store(away, Relaxed);
+    }
+
+    fn answer<'a, T>(&self, answer: impl FnOnce() -> Reply<'a, T>) -> Reply<'a, T> {
+        match self.away.load(Relaxed) {
+            true => Reply::Ready(Err(StoreError::TimedOut)),
+            false => answer(),
+        }
+    }
+}
+
+impl Store for Remote {
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        self.answer(|| self.store.charge(charges, id))
+    }
+
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.answer(|| self.store.update(charge, update))
+    }
+
+    fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        self.answer(|| self.store.reserve(charges, id, ttl))
+    }
+
+    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+        self.answer(|| self.store.settle(charges, id, actual))
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::{Pending, Ready, ready},
+    future::{Ready, ready},
     sync::{
         Arc, RwLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -331,7 +331,6 @@ struct EverySecond(Arc<AtomicUsize>);
 
 impl Decide for EverySecond {
     type Deciding = Ready<Result<Decision, CheckError>>;
-    type Settling = Pending<()>;
 
     fn decide(&self, _: &Question) -> Reply<Result<Decision, CheckError>, Self::Deciding> {
         let (name, limit) = ("second".parse().unwrap(), Limit::per_minute(30));
@@ -340,10 +339,6 @@ impl Decide for EverySecond {
             true => Decision::admission(name, limit, 0, Duration::from_secs(1)),
             false => Decision::denial(name, limit, 0, Some(Duration::from_secs(2))),
         })))
-    }
-
-    fn settle(&self, _: &Question, _: &Decision, _: Adjustment) -> Reply<(), Self::Settling> {
-        Reply::Now(())
     }
 }
 

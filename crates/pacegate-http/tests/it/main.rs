@@ -2,6 +2,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod addresses;
+mod budgets;
 mod denials;
 mod grpc;
 mod headers;

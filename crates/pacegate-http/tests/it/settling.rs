@@ -3,10 +3,7 @@
 use std::{
     convert::Infallible,
     future::{Future, ready},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Waker},
     time::Duration,
 };
@@ -14,8 +11,8 @@ use std::{
 use http::{Response, StatusCode};
 use http_body_util::Full;
 use pacegate::{
-    Charge, Clock, Counter, Limit, Limiter, ManualClock, MemoryStore, Outcomes, PolicySet, Reply,
-    SharedLimiter, Store, StoreError, Update,
+    Charge, Clock, Counter, Limit, Limiter, ManualClock, MemoryStore, PolicySet, SharedLimiter,
+    Store, Update,
     policy::{FailureMode, Policy},
 };
 use pacegate_http::{
@@ -25,33 +22,7 @@ use pacegate_http::{
 use pollster::block_on;
 use tower::{Layer, Service, service_fn, util::ServiceExt};
 
-use crate::kit::{self, Answer, Asking, ask, get, statuses, with};
-
-/// Memory that can be away.
-#[derive(Clone, Debug, Default)]
-struct Remote {
-    store: Arc<MemoryStore>,
-    away: Arc<AtomicBool>,
-}
-
-impl Remote {
-    fn answer<'a, T>(&self, answer: Reply<'a, T>) -> Reply<'a, T> {
-        match self.away.load(Relaxed) {
-            true => Reply::Ready(Err(StoreError::TimedOut)),
-            false => answer,
-        }
-    }
-}
-
-impl Store for Remote {
-    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
-        self.answer(self.store.charge(charges, id))
-    }
-
-    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
-        self.answer(self.store.update(charge, update))
-    }
-}
+use crate::kit::{self, Answer, Asking, Remote, ask, get, statuses, with};
 
 /// Answers with the status in the path, and a cost of 7.
 fn echo(request: Asking) -> std::future::Ready<Result<Answer, Infallible>> {
@@ -126,6 +97,72 @@ fn more_can_be_charged_as_far_as_there_is_more() {
     assert_eq!(statuses(&small, "/200", 2), [200, 429]);
 }
 
+/// Additional units beyond the limit are debt, so that a later window pays them.
+#[test]
+fn additional_units_are_debt() {
+    let clock = kit::clock();
+    let limiter = Limiter::builder().limit("10/minute").clock(clock.clone()).build().unwrap();
+    let service = service(limiter.clone(), |_| Adjustment::Charge(14));
+    assert_eq!(statuses(&service, "/200", 2), [200, 429]);
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(limiter.peek(()).remaining(), 5);
+}
+
+/// A store that fails at the correction keeps the charge, and the failure is counted.
+#[test]
+fn a_store_that_fails_at_the_correction_keeps_the_charge() {
+    let store = Remote::default();
+    let limits = PolicySet::of_limits(["3/hour".parse().unwrap()]).unwrap();
+    let limiter = SharedLimiter::new(store.clone(), limits);
+    let layer = RateLimitLayer::new(limiter.clone()).settle_with(refund_success);
+    let handler = {
+        let store = store.clone();
+        move |request| {
+            store.set_away(true);
+            echo(request)
+        }
+    };
+    let service = layer.layer(service_fn(handler));
+    assert_eq!(statuses(&service, "/200", 1), [200], "the response is sent");
+    assert_eq!(limiter.stats().store_failures, 1);
+    store.set_away(false);
+    assert_eq!(block_on(limiter.peek(())).unwrap().remaining(), 2);
+}
+
+/// A response closes its reservation, also if the charge stays.
+#[test]
+fn no_reservation_stays_open() {
+    let store = Arc::new(MemoryStore::default());
+    let limits = PolicySet::of_limits([Limit::per_hour(9)]).unwrap();
+    let shared = service(SharedLimiter::new(Arc::clone(&store), limits.clone()), refund_success);
+    assert_eq!(statuses(&shared, "/401", 1), [401]);
+    assert_eq!(statuses(&shared, "/200", 1), [200]);
+    assert_eq!(store.usage().reservations, 0);
+}
+
+/// In memory, a client that disconnects closes its reservation and keeps its charge. The next one finds room.
+#[test]
+fn disconnected_clients_leave_room_for_reservations() {
+    let limiter = Limiter::builder().limit("9/hour").max_keys(1).build().unwrap();
+    let layer = RateLimitLayer::new(limiter.clone()).settle_with(refund_success);
+    let stuck = service_fn(|_: Asking| std::future::pending::<Result<Answer, Infallible>>());
+    let stuck = layer.clone().layer(stuck);
+    let begin = || {
+        let mut call = Box::pin(stuck.clone().oneshot(get("/")));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(call.as_mut().poll(&mut cx).is_pending());
+        call
+    };
+    drop((begin(), begin()));
+    assert_eq!(limiter.peek(()).remaining(), 7);
+    let service = layer.layer(service_fn(echo));
+    assert_eq!(statuses(&service, "/200", 1), [200]);
+    assert_eq!(limiter.peek(()).remaining(), 7, "refunded");
+    let _open = begin();
+    assert_eq!(statuses(&service, "/200", 1), [200], "without room, the request is still decided");
+    assert_eq!(limiter.peek(()).remaining(), 5, "but not corrected");
+}
+
 #[test]
 fn requests_without_a_cost_are_charged_afterwards() {
     let layer = RateLimitLayer::new(Limiter::memory(Limit::per_minute(1))).cost(|_| 0);
@@ -169,17 +206,17 @@ fn degraded_decisions_are_not_refunded() {
         .limits(move |_| [("chosen".parse().unwrap(), three())]);
     let named = RateLimitLayer::new(limiter.clone()).attribute("path", Path);
     for layer in [RateLimitLayer::new(limiter), chosen, named] {
-        let away = Arc::clone(&remote.away);
+        let store = remote.clone();
         // The store is back by the time that there is a response.
         let handler = move |request| {
-            away.store(false, Relaxed);
+            store.set_away(false);
             echo(request)
         };
         let service = layer.settle_with(refund_success).layer(service_fn(handler));
         block_on(reset(&remote, three()));
         assert_eq!(statuses(&service, "/401", 4), [401, 401, 401, 429]);
         for _ in 0..3 {
-            remote.away.store(true, Relaxed);
+            remote.set_away(true);
             assert_eq!(statuses(&service, "/200", 1), [200]);
         }
         assert_eq!(statuses(&service, "/401", 1), [429]);
