@@ -78,7 +78,7 @@ fn errors_are_one_sentence_with_a_hint() {
     refuses(
         &["--limit", "5/fortnight"],
         "error: invalid --limit: `5/fortnight` is not a limit: the period `fortnight` is not one \
-         of `second`, `minute`, `hour`, `day`, `30s`, `250ms`, `500us`, `2h`\n\
+         of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`, `30s`, `250ms`, `500us`, `2h`\n\
          hint: expected an amount per period: 10/second, '10/second burst 20', '5/30s sliding-log'\n",
     );
     refuses(

@@ -4,7 +4,11 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use pacegate_testkit::servers::{Flavor, Server};
 
-use crate::{clients::Http, program::run, service::Service};
+use crate::{
+    clients::{Folder, Http},
+    program::run,
+    service::Service,
+};
 
 /// Returns the names of the metrics of a service.
 fn reported(service: &Service) -> BTreeSet<String> {
@@ -57,8 +61,15 @@ fn the_page_describes_exactly_the_existing_metrics() {
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
         ("USE_STATSD", "false"),
     ];
+    let webhook = Folder::with_config(
+        "policies: [{ name: plan, limit: 10/day, notify: 80% }]\n\
+         notifications: { webhook: { url: 'http://127.0.0.1:1/', secret_env: WEBHOOK_SECRET } }\n",
+    );
     let services = [
-        Service::start(&[]),
+        Service::start_with(
+            &[&webhook.config()],
+            &[("WEBHOOK_SECRET", "the-secret-of-the-webhook")],
+        ),
         Service::start(&["--store", &server.url()]),
         Service::start_with(&["--resp", "off"], &config_server),
     ];
