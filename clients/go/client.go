@@ -30,7 +30,7 @@ const (
 	maxBodyBytes        = 64 << 10
 )
 
-// Request is a request to check: a key with its own limits, or attributes for the policies of the server.
+// Request is a request to limit: a key with its own limits, or attributes for the policies of the server.
 type Request struct {
 	Domain     string
 	Attributes map[string]string
@@ -41,11 +41,15 @@ type Request struct {
 	Cost uint64
 	// Peek checks whether one unit would be admitted, without a charge.
 	Peek bool
-	// ID counts a repeated request with the same id once. Needs a server with a Redis store.
+	// Spent records units that are already spent, in full, also beyond the limit. For Check only.
+	Spent bool
+	// UpTo takes as many units as there are, up to Cost. The decision has their number in Granted. For Check only.
+	UpTo bool
+	// ID counts a repeated request with the same id once. For Check only, with a Redis store.
 	ID string
 }
 
-// Decision is the answer to a check.
+// Decision is the answer to Check, Reserve or Acquire.
 type Decision struct {
 	Allowed bool
 	// Policy is the policy that decided; empty if no policy matches the request.
@@ -66,6 +70,12 @@ type Decision struct {
 	Degraded bool
 	// Revision is the number of the server's configuration; 0 if this client decided.
 	Revision uint64
+	// Granted is the number of units that a check with UpTo has taken; nil for other calls.
+	Granted *uint64
+	// Permit is the permit of Acquire; empty if no units are held.
+	Permit string
+	// Reservation is the reservation of Reserve; empty if the request was denied, or the failure mode decided.
+	Reservation string
 }
 
 // Error is returned if the server rejects a request, for example because of an invalid limit or API key.
@@ -138,7 +148,7 @@ func New(options Options) (*Client, error) {
 	}
 	return &Client{
 		options: options,
-		url:     strings.TrimRight(options.URL, "/") + "/v1/check",
+		url:     strings.TrimRight(options.URL, "/") + "/v1/",
 		http: http.Client{
 			Transport:     options.Transport,
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -166,12 +176,27 @@ func (c *Client) Check(ctx context.Context, request Request) (Decision, error) {
 		return Decision{}, err
 	}
 	sentAt := c.options.Now()
-	if request.ID == "" {
+	// Units that are already spent must be recorded.
+	mayBeCached := request.ID == "" && !request.Spent
+	if mayBeCached {
 		if decision, ok := c.denials.get(string(body), sentAt); ok {
 			return decision, nil
 		}
 	}
-	decision, err := c.send(ctx, body)
+	decision, err := c.decide(ctx, "check", body, request)
+	if err == nil && mayBeCached {
+		c.denials.add(string(body), decision, sentAt, c.options.Now())
+	}
+	return decision, err
+}
+
+// decide sends a request to an endpoint that returns a decision. The failure mode decides without an answer.
+func (c *Client) decide(ctx context.Context, call string, body []byte, request Request) (Decision, error) {
+	status, text, err := c.send(ctx, call, body)
+	var decision Decision
+	if err == nil {
+		decision, err = decode(status, text)
+	}
 	var rejected *Error
 	switch {
 	case errors.As(err, &rejected):
@@ -182,20 +207,17 @@ func (c *Client) Check(ctx context.Context, request Request) (Decision, error) {
 		if c.options.OnUnavailable != nil {
 			c.options.OnUnavailable(err)
 		}
-		return fallback(c.options.Failure), nil
-	}
-	if request.ID == "" {
-		c.denials.add(string(body), decision, sentAt, c.options.Now())
+		return fallback(c.options.Failure, request), nil
 	}
 	return decision, nil
 }
 
-func (c *Client) send(ctx context.Context, body []byte) (Decision, error) {
+func (c *Client) send(ctx context.Context, call string, body []byte) (int, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.options.Deadline)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+call, bytes.NewReader(body))
 	if err != nil {
-		return Decision{}, err
+		return 0, nil, err
 	}
 	request.Header.Set("Content-Type", "application/json")
 	if c.options.APIKey != "" {
@@ -203,39 +225,46 @@ func (c *Client) send(ctx context.Context, body []byte) (Decision, error) {
 	}
 	response, err := c.http.Do(request)
 	if err != nil {
-		return Decision{}, err
+		return 0, nil, err
 	}
 	defer response.Body.Close()
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxBodyBytes))
-	if err != nil {
-		return Decision{}, err
-	}
-	return decode(response.StatusCode, answer)
+	return response.StatusCode, answer, err
 }
 
 // encode returns the JSON of a request. Equal requests have equal texts, because maps are sorted.
 func encode(request Request) ([]byte, error) {
-	body := struct {
-		Domain     string            `json:"domain,omitempty"`
-		Attributes map[string]string `json:"attributes,omitempty"`
-		Key        *string           `json:"key,omitempty"`
-		Limit      []string          `json:"limit,omitempty"`
-		Cost       *uint64           `json:"cost,omitempty"`
-		ID         string            `json:"id,omitempty"`
-	}{Domain: request.Domain, Attributes: request.Attributes, Limit: request.Limits, ID: request.ID}
-	if len(request.Limits) > 0 {
-		body.Key = &request.Key
-	} else if request.Attributes == nil {
-		body.Attributes = map[string]string{}
+	return json.Marshal(request.members())
+}
+
+func (r Request) members() map[string]any {
+	members := map[string]any{}
+	if len(r.Limits) > 0 {
+		members["key"], members["limit"] = r.Key, r.Limits
 	}
-	if request.Cost != 0 || request.Peek {
-		cost := request.Cost
-		if request.Peek {
-			cost = 0
-		}
-		body.Cost = &cost
+	if r.Domain != "" {
+		members["domain"] = r.Domain
 	}
-	return json.Marshal(body)
+	if r.Attributes != nil {
+		members["attributes"] = r.Attributes
+	} else if len(r.Limits) == 0 {
+		members["attributes"] = map[string]string{}
+	}
+	if r.Peek {
+		members["cost"] = 0
+	} else if r.Cost != 0 {
+		members["cost"] = r.Cost
+	}
+	if r.Spent {
+		members["spent"] = true
+	}
+	if r.UpTo {
+		members["up_to"] = true
+	}
+	if r.ID != "" {
+		members["id"] = r.ID
+	}
+	return members
 }
 
 type answer struct {
@@ -249,12 +278,16 @@ type answer struct {
 	ShadowDenied bool     `json:"shadow_denied"`
 	Degraded     bool     `json:"degraded"`
 	Revision     uint64   `json:"revision"`
+	Granted      *uint64  `json:"granted"`
+	Permit       string   `json:"permit"`
+	Reservation  string   `json:"reservation"`
 }
 
 func (a answer) decision() Decision {
 	decision := Decision{
 		Allowed: *a.Allowed, Remaining: a.Remaining, ResetAfter: seconds(a.ResetAfter), Source: a.Source,
 		ShadowDenied: a.ShadowDenied, Degraded: a.Degraded, Revision: a.Revision,
+		Granted: a.Granted, Permit: a.Permit, Reservation: a.Reservation,
 	}
 	if a.Policy != nil {
 		decision.Policy = *a.Policy
@@ -271,10 +304,7 @@ func (a answer) decision() Decision {
 
 func decode(status int, body []byte) (Decision, error) {
 	if status >= 400 && status < 500 && status != http.StatusTooManyRequests {
-		var problem struct{ Type, Detail string }
-		// A body that is no problem leaves the fields empty.
-		_ = json.Unmarshal(body, &problem)
-		return Decision{}, &Error{Status: status, Type: problem.Type, Detail: problem.Detail}
+		return Decision{}, rejection(status, body)
 	}
 	var parsed answer
 	isDecision := json.Unmarshal(body, &parsed) == nil && parsed.Allowed != nil
@@ -284,15 +314,29 @@ func decode(status int, body []byte) (Decision, error) {
 	return parsed.decision(), nil
 }
 
+func rejection(status int, body []byte) *Error {
+	var problem struct{ Type, Detail string }
+	// A body that is no problem leaves the fields empty.
+	_ = json.Unmarshal(body, &problem)
+	return &Error{Status: status, Type: problem.Type, Detail: problem.Detail}
+}
+
 // seconds converts to a duration, rounded to the microseconds of the server.
 func seconds(value float64) time.Duration {
 	return time.Duration(value*1e6+0.5) * time.Microsecond
 }
 
-func fallback(failure FailureMode) Decision {
-	if failure == FailOpen {
-		return Decision{Allowed: true, Source: "fallback", Degraded: true}
+func fallback(failure FailureMode, request Request) Decision {
+	decision := Decision{Allowed: failure == FailOpen, Source: "fallback", Degraded: true}
+	granted := uint64(0)
+	if decision.Allowed {
+		granted = max(1, request.Cost)
+	} else {
+		second := time.Second
+		decision.RetryAfter = &second
 	}
-	second := time.Second
-	return Decision{RetryAfter: &second, Source: "fallback", Degraded: true}
+	if request.UpTo {
+		decision.Granted = &granted
+	}
+	return decision
 }

@@ -31,12 +31,15 @@ type vectors struct {
 }
 
 type step struct {
-	AtMs     int64           `json:"at_ms"`
-	Request  vectorRequest   `json:"request"`
-	Sent     *map[string]any `json:"sent"`
-	Server   *scriptedAnswer `json:"server"`
-	Decision *answer         `json:"decision"`
-	Error    *Error          `json:"error"`
+	AtMs        int64           `json:"at_ms"`
+	Call        string          `json:"call"`
+	Request     vectorRequest   `json:"request"`
+	Sent        *map[string]any `json:"sent"`
+	Server      *scriptedAnswer `json:"server"`
+	Decision    *answer         `json:"decision"`
+	Error       *Error          `json:"error"`
+	Unavailable bool            `json:"unavailable"`
+	Result      any             `json:"result"`
 }
 
 type scriptedAnswer struct {
@@ -53,11 +56,20 @@ type vectorRequest struct {
 	Key        string
 	Limit      any
 	Cost       uint64
+	Spent      bool
+	UpTo       bool `json:"up_to"`
 	ID         string
+	// Arguments of the calls that are not checks.
+	TTL         time.Duration
+	Reservation string
+	Used        uint64
+	Permit      string
 }
 
 func (r vectorRequest) request() Request {
-	request := Request{Domain: r.Domain, Attributes: r.Attributes, Key: r.Key, Cost: r.Cost, ID: r.ID}
+	request := Request{
+		Domain: r.Domain, Attributes: r.Attributes, Key: r.Key, Cost: r.Cost, Spent: r.Spent, UpTo: r.UpTo, ID: r.ID,
+	}
 	switch limit := r.Limit.(type) {
 	case string:
 		request.Limits = []string{limit}
@@ -92,10 +104,11 @@ type script struct {
 	now  time.Time
 	next *scriptedAnswer
 	sent []map[string]any
+	path string
 }
 
 func (s *script) RoundTrip(request *http.Request) (*http.Response, error) {
-	if request.URL.String() != "http://pacegate.test/v1/check" {
+	if request.URL.String() != "http://pacegate.test/v1/"+s.path {
 		s.t.Errorf("sent to %s", request.URL)
 	}
 	body, err := io.ReadAll(request.Body)
@@ -122,6 +135,55 @@ func (s *script) RoundTrip(request *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: s.next.Status, Body: io.NopCloser(bytes.NewReader(text)), Header: http.Header{}}, nil
 }
 
+// call runs the method of a step. The result of a call that returns nothing is nil.
+func (s step) call(client *Client) (any, error) {
+	ctx, request := context.Background(), s.Request.request()
+	switch s.Call {
+	case "reserve":
+		return client.Reserve(ctx, request, s.Request.TTL*time.Second)
+	case "settle":
+		return client.Settle(ctx, s.Request.Reservation, s.Request.Used)
+	case "cancel":
+		return client.Cancel(ctx, s.Request.Reservation)
+	case "acquire":
+		return client.Acquire(ctx, request)
+	case "renew":
+		return client.Renew(ctx, request, s.Request.Permit)
+	case "release":
+		return nil, client.Release(ctx, request, s.Request.Permit)
+	case "refund":
+		limits, err := client.Refund(ctx, request)
+		return float64(limits), err
+	default:
+		return client.Check(ctx, request)
+	}
+}
+
+// check compares a result with the expected one.
+func (s step) check(t *testing.T, result any, err error) {
+	t.Helper()
+	var rejected *Error
+	switch {
+	case s.Error != nil:
+		if !errors.As(err, &rejected) || *rejected != *s.Error {
+			t.Errorf("at %d ms: %v, expected %v", s.AtMs, err, s.Error)
+		}
+		return
+	case s.Unavailable:
+		if !errors.Is(err, ErrUnavailable) {
+			t.Errorf("at %d ms: %v, expected %v", s.AtMs, err, ErrUnavailable)
+		}
+		return
+	}
+	expected := s.Result
+	if s.Decision != nil {
+		expected = s.Decision.decision()
+	}
+	if err != nil || !reflect.DeepEqual(result, expected) {
+		t.Errorf("at %d ms: %+v %v, expected %+v", s.AtMs, result, err, expected)
+	}
+}
+
 func TestVectors(t *testing.T) {
 	start := time.Unix(1_800_000_000, 0)
 	for _, vector := range read(t).Checks {
@@ -144,15 +206,12 @@ func TestVectors(t *testing.T) {
 			for _, step := range vector.Steps {
 				server.now = start.Add(time.Duration(step.AtMs) * time.Millisecond)
 				server.next, server.sent = step.Server, nil
-				decision, err := client.Check(context.Background(), step.Request.request())
-				if step.Error != nil {
-					var rejected *Error
-					if !errors.As(err, &rejected) || *rejected != *step.Error {
-						t.Errorf("at %d ms: %v, expected %v", step.AtMs, err, step.Error)
-					}
-				} else if expected := step.Decision.decision(); err != nil || !reflect.DeepEqual(decision, expected) {
-					t.Errorf("at %d ms: %+v %v, expected %+v", step.AtMs, decision, err, expected)
+				server.path = step.Call
+				if server.path == "" {
+					server.path = "check"
 				}
+				result, err := step.call(client)
+				step.check(t, result, err)
 				var expected []map[string]any
 				if step.Sent != nil {
 					expected = append(expected, *step.Sent)

@@ -16,7 +16,7 @@ MAX_BODY_BYTES = 64 * 1024
 
 
 class Transport:
-    """Sends checks over connections that are kept open."""
+    """Sends calls over connections that are kept open."""
 
     def __init__(self, url: str, api_key: Optional[str], deadline: float) -> None:
         parts = urlsplit(url)
@@ -24,20 +24,20 @@ class Transport:
             raise ValueError(f"invalid URL `{url}`: expected http://HOST:PORT or https://HOST:PORT")
         self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._path = f"{parts.path.rstrip('/')}/v1/check"
+        self._path = f"{parts.path.rstrip('/')}/v1"
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._deadline = deadline
         self._idle: LifoQueue[_Connection] = LifoQueue(MAX_IDLE_CONNECTIONS)
 
-    def post(self, body: bytes) -> tuple[int, bytes]:
-        """Sends a body and returns the status and the body of the answer."""
+    def post(self, call: str, body: bytes) -> tuple[int, bytes]:
+        """Sends a body to an endpoint such as `check`, and returns the status and the body of the answer."""
         expires = time.monotonic() + self._deadline
         connection = self._connection()
         try:
             connection.expires = expires
-            connection.request("POST", self._path, body, self._headers)
+            connection.request("POST", f"{self._path}/{call}", body, self._headers)
             response = connection.getresponse()
             answer = response.read(MAX_BODY_BYTES + 1)
             if len(answer) > MAX_BODY_BYTES:

@@ -142,7 +142,7 @@ class AsgiPath(unittest.TestCase):
 
         bodies = []
 
-        def record(body):
+        def record(_, body):
             bodies.append(json.loads(body))
             answer = {"allowed": True, "source": "unlimited", "shadow_denied": False, "degraded": False, "revision": 1}
             return 200, json.dumps(answer).encode()
@@ -215,7 +215,7 @@ class Deadline(unittest.TestCase):
 class Threads(unittest.TestCase):
     def client(self):
         answer = {"allowed": True, "source": "store", "shadow_denied": False, "degraded": False, "revision": 1}
-        send = lambda body: (200, json.dumps(answer).encode())
+        send = lambda call, body: (200, json.dumps(answer).encode())
         return Pacegate("http://pacegate.test", failure="closed", deadline=20.0, send=send)
 
     def test_other_work_does_not_delay_checks(self):

@@ -3,18 +3,32 @@ import { DenyCache } from "./deny-cache.js";
 /** The decision when Pacegate does not answer: `open` allows the request, `closed` denies it. */
 export type FailureMode = "open" | "closed";
 
-/** A request to check: a key with its own limit, or attributes for the policies of the server. */
-export type CheckRequest = {
+/** A key with its own limit, or attributes for the policies of the server, and a cost. */
+export type LimitRequest = {
   /** Units to charge. Default: 1. A cost of 0 charges nothing. */
   cost?: number;
-  /** Counts a repeated request with the same id once. Needs a server with a Redis store. */
-  id?: string;
 } & (
   | { key: string; limit: string | string[]; domain?: never; attributes?: never }
   | { domain?: string; attributes: Record<string, string>; key?: never; limit?: never }
 );
 
-/** The answer to a check. Times are in seconds. */
+/** A request to check. */
+export type CheckRequest = LimitRequest & {
+  /** The units are already spent: records them in full, also beyond the limit. */
+  spent?: boolean;
+  /** Takes as many units as there are, up to `cost`. The decision has their number in `granted`. */
+  upTo?: boolean;
+  /** Counts a repeated request with the same id once. Needs a server with a Redis store. */
+  id?: string;
+};
+
+/** A request whose real cost is known only afterwards; `cost` is the estimate. */
+export type ReserveRequest = LimitRequest & {
+  /** Seconds until the reservation ends, and its estimate stays charged. Default: 300. */
+  ttl?: number;
+};
+
+/** The answer to a check, `reserve` or `acquire`. Times are in seconds. */
 export interface Decision {
   allowed: boolean;
   /** The policy that decided; `null` if no policy matches the request. */
@@ -35,6 +49,12 @@ export interface Decision {
   degraded: boolean;
   /** Number of the server's configuration; 0 if this client decided. */
   revision: number;
+  /** Units that a check with `upTo` has taken. */
+  granted?: number;
+  /** The permit of `acquire`. Missing if no units are held. */
+  permit?: string;
+  /** The reservation of `reserve`. Missing if the request was denied, or the failure mode decided. */
+  reservation?: string;
 }
 
 export interface PacegateOptions {
@@ -73,6 +93,11 @@ export class PacegateError extends Error {
   }
 }
 
+/** The server did not answer `settle`, `cancel`, `renew`, `release` or `refund` within the deadline. */
+export class PacegateUnavailable extends Error {
+  override readonly name = "PacegateUnavailable";
+}
+
 /** A client of one Pacegate server. Create one and share it. */
 export class Pacegate {
   readonly #url: string;
@@ -85,7 +110,7 @@ export class Pacegate {
     if (options.failure !== "open" && options.failure !== "closed") {
       throw new TypeError(`invalid failure mode \`${options.failure}\`: expected open or closed`);
     }
-    this.#url = `${options.url.replace(/\/+$/, "")}/v1/check`;
+    this.#url = `${options.url.replace(/\/+$/, "")}/v1`;
     this.#headers = { "Content-Type": "application/json" };
     if (options.apiKey !== undefined) this.#headers["Authorization"] = `Bearer ${options.apiKey}`;
     this.#options = options;
@@ -99,51 +124,126 @@ export class Pacegate {
    */
   async check(request: CheckRequest): Promise<Decision> {
     const body = encode(request);
-    const mayBeCached = request.id === undefined;
+    // Units that are already spent must be recorded.
+    const mayBeCached = request.id === undefined && request.spent !== true;
     const sentAt = this.#now();
     const cached = mayBeCached ? this.#denials.get(body, sentAt) : undefined;
     if (cached !== undefined) return cached;
-    let decision: Decision;
-    try {
-      decision = await this.#send(body);
-    } catch (error) {
-      if (error instanceof PacegateError) throw error;
-      this.#options.onUnavailable?.(error);
-      return fallback(this.#options.failure);
-    }
+    const decision = await this.#decide("check", body, request);
     if (mayBeCached) this.#denials.add(body, decision, sentAt, this.#now());
     return decision;
   }
 
-  async #send(body: string): Promise<Decision> {
-    const response = await (this.#options.fetch ?? fetch)(this.#url, {
+  /**
+   * Charges an estimate. End the `reservation` of the decision with `settle` or `cancel`. Decides and throws like
+   * `check`, but denials are not cached, because a settlement may end them early.
+   */
+  reserve(request: ReserveRequest): Promise<Decision> {
+    return this.#decide("reserve", encode(request), request);
+  }
+
+  /**
+   * Ends a reservation with the units that were used. Returns false if it was not open, or is `undefined`. Throws
+   * `PacegateUnavailable` if the server does not answer; repeat the call, which counts once.
+   */
+  settle(reservation: string | undefined, used: number): Promise<boolean> {
+    return this.#end("settle", { reservation, used });
+  }
+
+  /** Ends a reservation of which nothing was used. Returns and throws like `settle`. */
+  cancel(reservation: string | undefined): Promise<boolean> {
+    return this.#end("cancel", { reservation });
+  }
+
+  /** Takes a unit of a concurrency limit. End the `permit` of the decision with `release`. */
+  acquire(request: LimitRequest): Promise<Decision> {
+    return this.#decide("acquire", encode(request), request);
+  }
+
+  /**
+   * Restarts the period of a permit of this request. Returns false if the permit has ended, and true for `undefined`,
+   * which holds nothing. Throws `PacegateUnavailable` if the server does not answer.
+   */
+  async renew(permit: string | undefined, request: LimitRequest): Promise<boolean> {
+    if (permit === undefined) return true;
+    try {
+      await this.#post("renew", encode({ ...request, permit }));
+    } catch (error) {
+      if (error instanceof PacegateError && error.status === 409) return false;
+      throw error;
+    }
+    return true;
+  }
+
+  /** Ends a permit of this request; `undefined` holds nothing. Throws `PacegateUnavailable` without an answer. */
+  async release(permit: string | undefined, request: LimitRequest): Promise<void> {
+    if (permit !== undefined) await this.#post("release", encode({ ...request, permit }));
+  }
+
+  /**
+   * Returns `cost` units of a request, and resolves to the number of limits. Needs an API key with the scope `admin`.
+   * Throws `PacegateUnavailable` if the server does not answer: then the units may have been returned or not.
+   */
+  async refund(request: LimitRequest): Promise<number> {
+    return Number((await this.#post("refund", encode(request)))["limits"]);
+  }
+
+  async #decide(call: string, body: string, request: CheckRequest): Promise<Decision> {
+    try {
+      const { status, text } = await this.#send(call, body);
+      if (status >= 400 && status < 500 && status !== 429) throw rejection(status, text);
+      const decision = status === 200 || status === 429 ? decode(text) : undefined;
+      if (decision === undefined) throw new Error(`${this.#url}/${call} answered ${status} without a decision`);
+      return decision;
+    } catch (error) {
+      if (error instanceof PacegateError) throw error;
+      this.#options.onUnavailable?.(error);
+      return fallback(this.#options.failure, request);
+    }
+  }
+
+  async #end(call: string, members: { reservation: string | undefined; used?: number }): Promise<boolean> {
+    if (members.reservation === undefined) return false;
+    return (await this.#post(call, JSON.stringify(members)))["settled"] === true;
+  }
+
+  async #post(call: string, body: string): Promise<Record<string, unknown>> {
+    let answer;
+    try {
+      answer = await this.#send(call, body);
+    } catch (cause) {
+      throw new PacegateUnavailable(`no answer from ${this.#url}/${call}`, { cause });
+    }
+    const { status, text } = answer;
+    if (status === 200) return parse(text) ?? {};
+    if (status >= 400 && status < 500) throw rejection(status, text);
+    throw new PacegateUnavailable(`${this.#url}/${call} answered ${status}`);
+  }
+
+  async #send(call: string, body: string): Promise<{ status: number; text: string }> {
+    const response = await (this.#options.fetch ?? fetch)(`${this.#url}/${call}`, {
       method: "POST",
       headers: this.#headers,
       body,
       redirect: "manual",
       signal: AbortSignal.timeout(this.#options.deadlineMs ?? 500),
     });
-    const text = await response.text();
-    const { status } = response;
-    if (status >= 400 && status < 500 && status !== 429) throw rejection(status, text);
-    const decision = status === 200 || status === 429 ? decode(text) : undefined;
-    if (decision === undefined) throw new Error(`${this.#url} answered ${status} without a decision`);
-    return decision;
+    return { status: response.status, text: await response.text() };
   }
 }
 
 /** Encodes a request. Equal requests have equal texts, because attributes are sorted. */
-function encode(request: CheckRequest): string {
+function encode(request: CheckRequest & { ttl?: number; permit?: string }): string {
   const { attributes } = request;
   const sorted = attributes && Object.fromEntries(Object.entries(attributes).sort(([a], [b]) => (a < b ? -1 : 1)));
-  const { domain, key, limit, cost, id } = request;
-  return JSON.stringify({ domain, attributes: sorted, key, limit, cost, id });
+  const { domain, key, limit, cost, spent, upTo, id, ttl, permit } = request;
+  return JSON.stringify({ domain, attributes: sorted, key, limit, cost, spent, up_to: upTo, id, ttl, permit });
 }
 
 function decode(text: string): Decision | undefined {
   const answer = parse(text);
   if (typeof answer?.["allowed"] !== "boolean") return undefined;
-  return {
+  const decision: Decision = {
     allowed: answer["allowed"],
     policy: (answer["policy"] as string | null) ?? null,
     limit: (answer["limit"] as string | null) ?? null,
@@ -155,6 +255,11 @@ function decode(text: string): Decision | undefined {
     degraded: answer["degraded"] === true,
     revision: Number(answer["revision"]),
   };
+  const { granted, permit, reservation } = answer;
+  if (typeof granted === "number") decision.granted = granted;
+  if (typeof permit === "string") decision.permit = permit;
+  if (typeof reservation === "string") decision.reservation = reservation;
+  return decision;
 }
 
 function rejection(status: number, text: string): PacegateError {
@@ -171,7 +276,7 @@ function parse(text: string): Record<string, unknown> | undefined {
   }
 }
 
-function fallback(failure: FailureMode): Decision {
+function fallback(failure: FailureMode, request: CheckRequest): Decision {
   const allowed = failure === "open";
   return {
     allowed,
@@ -184,5 +289,6 @@ function fallback(failure: FailureMode): Decision {
     shadowDenied: false,
     degraded: true,
     revision: 0,
+    ...(request.upTo && { granted: allowed ? (request.cost ?? 1) : 0 }),
   };
 }

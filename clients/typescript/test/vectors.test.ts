@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
 
-import { type CheckRequest, type Decision, clientNetwork, Pacegate, PacegateError, rateLimitHeaders } from "@pacegate/client";
+import { type Decision, clientNetwork, Pacegate, PacegateError, PacegateUnavailable, rateLimitHeaders } from "@pacegate/client";
 
 type Json = Record<string, any>;
 
@@ -21,7 +21,26 @@ function decision(json: Json): Decision {
     shadowDenied: json["shadow_denied"],
     degraded: json["degraded"],
     revision: json["revision"],
+    ...("granted" in json && { granted: json["granted"] }),
+    ...("permit" in json && { permit: json["permit"] }),
+    ...("reservation" in json && { reservation: json["reservation"] }),
   };
+}
+
+/** Calls the method of a step. */
+function call(client: Pacegate, step: Json): Promise<unknown> {
+  const { reservation, used, permit, up_to: upTo, ...request } = step["request"];
+  const requested = { ...request, ...(upTo !== undefined && { upTo }) };
+  switch (step["call"]) {
+    case "reserve": return client.reserve(requested);
+    case "settle": return client.settle(reservation ?? undefined, used);
+    case "cancel": return client.cancel(reservation ?? undefined);
+    case "acquire": return client.acquire(requested);
+    case "renew": return client.renew(permit ?? undefined, requested);
+    case "release": return client.release(permit ?? undefined, requested).then(() => null);
+    case "refund": return client.refund(requested);
+    default: return client.check(requested);
+  }
 }
 
 /** Rounds times to microseconds. */
@@ -43,8 +62,7 @@ for (const { name, options, steps } of vectors["checks"] as Json[]) {
       ...(options.max_denial_age_ms !== undefined && { maxDenialAgeMs: options.max_denial_age_ms }),
       now: () => now,
       fetch: async (url, init) => {
-        assert.equal(url, "http://pacegate.test/v1/check");
-        sent.push(JSON.parse(String(init?.body)));
+        sent.push([url, JSON.parse(String(init?.body))]);
         if (server === null || server["fails"]) throw new TypeError("fetch failed");
         now += server["took_ms"];
         return new Response(server["text"] ?? JSON.stringify(server["body"]), { status: server["status"] });
@@ -54,18 +72,23 @@ for (const { name, options, steps } of vectors["checks"] as Json[]) {
       now = step.at_ms;
       server = step.server;
       sent.length = 0;
-      const check = client.check(step.request as CheckRequest);
+      const answer = call(client, step);
       if (step.error) {
-        await assert.rejects(check, (error) => {
+        await assert.rejects(answer, (error) => {
           assert(error instanceof PacegateError);
           const { status, type, detail } = error;
           assert.deepEqual({ status, type, detail }, step.error);
           return true;
         });
+      } else if (step.unavailable) {
+        await assert.rejects(answer, PacegateUnavailable);
+      } else if (step.decision) {
+        assert.deepEqual(rounded((await answer) as Decision), decision(step.decision), `at ${step.at_ms} ms`);
       } else {
-        assert.deepEqual(rounded(await check), decision(step.decision), `at ${step.at_ms} ms`);
+        assert.equal(await answer, step.result, `at ${step.at_ms} ms`);
       }
-      assert.deepEqual(sent, step.sent === null ? [] : [step.sent], `at ${step.at_ms} ms`);
+      const url = `http://pacegate.test/v1/${step.call ?? "check"}`;
+      assert.deepEqual(sent, step.sent === null ? [] : [[url, step.sent]], `at ${step.at_ms} ms`);
     }
   });
 }

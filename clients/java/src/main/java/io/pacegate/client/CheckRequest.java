@@ -38,20 +38,39 @@ public final class CheckRequest {
         return with("cost", cost);
     }
 
+    /** Returns the request for units that are already spent: they are recorded in full, also beyond the limit. */
+    public CheckRequest spent() {
+        return with("spent", true);
+    }
+
+    /** Returns the request that takes as many units as there are, up to its cost. See {@link Decision#granted}. */
+    public CheckRequest upTo() {
+        return with("up_to", true);
+    }
+
     /** Returns the request with an id, which counts once if it is repeated. Needs a server with a Redis store. */
     public CheckRequest withId(String id) {
         return with("id", id);
     }
 
-    boolean hasId() {
-        return members.containsKey("id");
+    /** Returns false if the server must see each request: it has an id, or its units are already spent. */
+    boolean mayBeCached() {
+        return !members.containsKey("id") && !members.containsKey("spent");
+    }
+
+    boolean isUpTo() {
+        return members.containsKey("up_to");
+    }
+
+    Long cost() {
+        return members.get("cost") instanceof Long cost ? cost : 1L;
     }
 
     String toJson() {
         return Json.write(new TreeMap<>(members));
     }
 
-    private CheckRequest with(String name, Object value) {
+    CheckRequest with(String name, Object value) {
         Map<String, Object> changed = new LinkedHashMap<>(members);
         changed.put(name, Objects.requireNonNull(value, name));
         return new CheckRequest(changed);

@@ -18,9 +18,9 @@ import java.util.function.LongSupplier;
 
 /** A client of one Pacegate server. It is safe for use by several threads: create one and share it. */
 public final class Pacegate {
-    /** Sends the body of a check and returns the answer. */
+    /** Sends a body to an endpoint such as {@code check} and returns the answer. */
     interface Transport {
-        Answer send(String body) throws Exception;
+        Answer send(String call, String body) throws Exception;
     }
 
     record Answer(int status, String body) {}
@@ -52,29 +52,118 @@ public final class Pacegate {
      */
     public Decision check(CheckRequest request) {
         String body = request.toJson();
-        boolean mayBeCached = !request.hasId();
         long sentAt = clock.getAsLong();
-        Decision cached = mayBeCached ? denials.get(body, sentAt) : null;
+        Decision cached = request.mayBeCached() ? denials.get(body, sentAt) : null;
         if (cached != null) return cached;
-        Decision decision;
+        Decision decision = decide("check", request);
+        if (request.mayBeCached()) denials.add(body, decision, sentAt, clock.getAsLong());
+        return decision;
+    }
+
+    /**
+     * Charges an estimate, the cost of the request. End the reservation of the decision with {@link #settle} or {@link
+     * #cancel}. After the {@code ttl} it ends, and the estimate stays charged. Decides and throws like {@link #check}.
+     */
+    public Decision reserve(CheckRequest request, Duration ttl) {
+        return decide("reserve", request.with("ttl", ttl.plusNanos(999_999_999).toSeconds()));
+    }
+
+    /**
+     * Ends a reservation with the units that were used. Returns false if it was not open, or is null.
+     *
+     * @throws PacegateUnavailableException if the server does not answer; repeat the call, which counts once
+     */
+    public boolean settle(String reservation, long used) {
+        return reservation != null && end("settle", Map.of("reservation", reservation, "used", used));
+    }
+
+    /** Ends a reservation of which nothing was used. Returns and throws like {@link #settle}. */
+    public boolean cancel(String reservation) {
+        return reservation != null && end("cancel", Map.of("reservation", reservation));
+    }
+
+    /**
+     * Takes a unit of a concurrency limit. End the permit of the decision with {@link #release}. Decides and throws like
+     * {@link #check}.
+     */
+    public Decision acquire(CheckRequest request) {
+        return decide("acquire", request);
+    }
+
+    /**
+     * Restarts the period of a permit of this request. Returns false if the permit has ended, and true for null, which
+     * holds nothing.
+     *
+     * @throws PacegateUnavailableException if the server does not answer
+     */
+    public boolean renew(String permit, CheckRequest request) {
         try {
-            decision = decode(transport.send(body));
+            if (permit != null) post("renew", request.with("permit", permit).toJson());
+            return true;
+        } catch (PacegateException rejection) {
+            if (rejection.status() == 409) return false;
+            throw rejection;
+        }
+    }
+
+    /**
+     * Ends a permit of this request; null holds nothing.
+     *
+     * @throws PacegateUnavailableException if the server does not answer
+     */
+    public void release(String permit, CheckRequest request) {
+        if (permit != null) post("release", request.with("permit", permit).toJson());
+    }
+
+    /**
+     * Returns the units of a request, and the number of limits. Needs an API key with the scope {@code admin}.
+     *
+     * @throws PacegateUnavailableException if the server does not answer: the units may have been returned or not
+     */
+    public long refund(CheckRequest request) {
+        return post("refund", request.toJson()).get("limits") instanceof BigDecimal limits ? limits.longValue() : 0;
+    }
+
+    private Decision decide(String call, CheckRequest request) {
+        try {
+            return decode(transport.send(call, request.toJson()));
         } catch (PacegateException rejection) {
             throw rejection;
         } catch (Exception reason) {
             if (reason instanceof InterruptedException) Thread.currentThread().interrupt();
             onUnavailable.accept(reason);
-            return Decision.fallback(failure);
+            return Decision.fallback(failure, request);
         }
-        if (mayBeCached) denials.add(body, decision, sentAt, clock.getAsLong());
-        return decision;
+    }
+
+    private boolean end(String call, Map<String, Object> members) {
+        return Boolean.TRUE.equals(post(call, Json.write(members)).get("settled"));
+    }
+
+    private Map<?, ?> post(String call, String body) {
+        try {
+            Answer answer = transport.send(call, body);
+            Map<?, ?> members = members(answer.body);
+            if (answer.status >= 400 && answer.status < 500) throw rejection(answer.status, members);
+            if (answer.status != 200) throw new IOException("status " + answer.status);
+            return members;
+        } catch (PacegateException rejection) {
+            throw rejection;
+        } catch (Exception reason) {
+            if (reason instanceof InterruptedException) Thread.currentThread().interrupt();
+            throw new PacegateUnavailableException(call, reason);
+        }
+    }
+
+    private static PacegateException rejection(int status, Map<?, ?> members) {
+        return new PacegateException(status, text(members, "type"), text(members, "detail"));
     }
 
     static Decision decode(Answer answer) throws IOException {
         int status = answer.status;
         Map<?, ?> members = members(answer.body);
         if (status >= 400 && status < 500 && status != 429) {
-            throw new PacegateException(status, text(members, "type"), text(members, "detail"));
+            throw rejection(status, members);
         }
         if ((status != 200 && status != 429) || !(members.get("allowed") instanceof Boolean allowed)) {
             throw new IOException("the server answered " + status + " without a decision");
@@ -91,7 +180,10 @@ public final class Pacegate {
                 text(members, "source"),
                 Boolean.TRUE.equals(members.get("shadow_denied")),
                 Boolean.TRUE.equals(members.get("degraded")),
-                members.get("revision") instanceof BigDecimal revision ? revision.longValue() : 0);
+                members.get("revision") instanceof BigDecimal revision ? revision.longValue() : 0,
+                members.get("granted") instanceof BigDecimal granted ? granted.longValue() : null,
+                text(members, "permit"),
+                text(members, "reservation"));
     }
 
     private static Map<?, ?> members(String body) {
@@ -174,11 +266,12 @@ public final class Pacegate {
 
         private Transport http() {
             HttpClient client = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
-            HttpRequest.Builder template = HttpRequest.newBuilder(URI.create(url.replaceAll("/+$", "") + "/v1/check"))
-                    .header("Content-Type", "application/json");
+            URI endpoints = URI.create(url.replaceAll("/+$", "") + "/v1/");
+            HttpRequest.Builder template = HttpRequest.newBuilder(endpoints).header("Content-Type", "application/json");
             if (apiKey != null) template.header("Authorization", "Bearer " + apiKey);
-            return body -> {
-                HttpRequest request = template.copy().POST(HttpRequest.BodyPublishers.ofString(body)).build();
+            return (call, body) -> {
+                HttpRequest.Builder copy = template.copy().uri(endpoints.resolve(call));
+                HttpRequest request = copy.POST(HttpRequest.BodyPublishers.ofString(body)).build();
                 CompletableFuture<HttpResponse<String>> answer =
                         client.sendAsync(request, HttpResponse.BodyHandlers.ofString());
                 try {

@@ -49,6 +49,8 @@ class VectorsTest {
             request = CheckRequest.forKey((String) members.get("key"), limit);
         } else if (members.get("limit") instanceof List<?> limits) {
             request = CheckRequest.forKey((String) members.get("key"), limits.toArray(String[]::new));
+        } else if (members.get("attributes") == null) {
+            return null;
         } else {
             Map<String, String> attributes = new java.util.HashMap<>();
             map(members.get("attributes")).forEach((name, value) -> attributes.put(name, (String) value));
@@ -56,6 +58,8 @@ class VectorsTest {
         }
         if (members.get("domain") instanceof String domain) request = request.inDomain(domain);
         if (members.get("cost") instanceof BigDecimal cost) request = request.withCost(cost.longValue());
+        if (members.containsKey("spent")) request = request.spent();
+        if (members.containsKey("up_to")) request = request.upTo();
         if (members.get("id") instanceof String id) request = request.withId(id);
         return request;
     }
@@ -71,8 +75,8 @@ class VectorsTest {
         private final List<Object> sent = new ArrayList<>();
 
         @Override
-        public Pacegate.Answer send(String body) throws Exception {
-            sent.add(Json.parse(body));
+        public Pacegate.Answer send(String call, String body) throws Exception {
+            sent.add(List.of(call, Json.parse(body)));
             if (server == null || server.containsKey("fails")) throw new java.net.ConnectException("refused");
             now += millis(server.get("took_ms")) * 1_000_000;
             String text = server.get("text") instanceof String plain ? plain : Json.write(server.get("body"));
@@ -100,18 +104,50 @@ class VectorsTest {
             script.now = millis(step.get("at_ms")) * 1_000_000;
             script.server = map(step.get("server"));
             script.sent.clear();
-            CheckRequest request = request(map(step.get("request")));
+            String call = step.get("call") instanceof String name ? name : "check";
             String at = "at " + step.get("at_ms") + " ms";
             if (step.get("error") != null) {
                 Map<String, Object> expected = map(step.get("error"));
-                PacegateException error = assertThrows(PacegateException.class, () -> client.check(request), at);
+                PacegateException error =
+                        assertThrows(PacegateException.class, () -> call(client, call, map(step.get("request"))), at);
                 assertEquals(millis(expected.get("status")), error.status(), at);
                 assertEquals(expected.get("type"), error.type(), at);
                 assertEquals(expected.get("detail"), error.detail(), at);
+            } else if (step.get("unavailable") != null) {
+                assertThrows(
+                        PacegateUnavailableException.class, () -> call(client, call, map(step.get("request"))), at);
             } else {
-                assertEquals(decision(step.get("decision")), client.check(request), at);
+                Object expected = step.containsKey("decision") ? decision(step.get("decision")) : step.get("result");
+                assertEquals(expected, call(client, call, map(step.get("request"))), at);
             }
-            assertEquals(step.get("sent") == null ? List.of() : List.of(step.get("sent")), script.sent, at);
+            Object sent = step.get("sent");
+            assertEquals(sent == null ? List.of() : List.of(List.of(call, sent)), script.sent, at);
+        }
+    }
+
+    /** Calls a method. The result of a method that returns nothing is null. */
+    private static Object call(Pacegate client, String call, Map<String, Object> members) {
+        CheckRequest request = request(members);
+        String permit = (String) members.get("permit");
+        String reservation = (String) members.get("reservation");
+        switch (call) {
+            case "reserve":
+                return client.reserve(request, Duration.ofSeconds(millis(members.get("ttl"))));
+            case "settle":
+                return client.settle(reservation, millis(members.get("used")));
+            case "cancel":
+                return client.cancel(reservation);
+            case "acquire":
+                return client.acquire(request);
+            case "renew":
+                return client.renew(permit, request);
+            case "release":
+                client.release(permit, request);
+                return null;
+            case "refund":
+                return BigDecimal.valueOf(client.refund(request));
+            default:
+                return client.check(request);
         }
     }
 
