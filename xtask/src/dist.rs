@@ -13,8 +13,12 @@ use sha2::{Digest, Sha256};
 use crate::command::{cargo, root, show};
 
 /// Shells and the names of their completion files.
-const COMPLETIONS: [(&str, &str); 3] =
-    [("bash", "pacegate.bash"), ("zsh", "_pacegate"), ("fish", "pacegate.fish")];
+const COMPLETIONS: [(&str, &str); 4] = [
+    ("bash", "pacegate.bash"),
+    ("zsh", "_pacegate"),
+    ("fish", "pacegate.fish"),
+    ("powershell", "_pacegate.ps1"),
+];
 
 /// Text files of an archive, relative to the project's root.
 const TEXTS: [&str; 5] =
@@ -38,7 +42,9 @@ pub(crate) fn run(target: Option<&str>) -> anyhow::Result<()> {
         ],
         &[],
     )?;
-    let program = root().join("target").join(target).join("release/pacegate");
+    let is_windows = target.contains("windows");
+    let file = if is_windows { "pacegate.exe" } else { "pacegate" };
+    let program = root().join("target").join(target).join("release").join(file);
     let name = format!("pacegate-{}-{target}", env!("CARGO_PKG_VERSION"));
     let folder = root().join("target/dist").join(&name);
     if folder.exists() {
@@ -54,7 +60,7 @@ pub(crate) fn run(target: Option<&str>) -> anyhow::Result<()> {
     write_completions(&runnable, &folder)?;
     write_manual(&runnable, &folder)?;
     copy_for_packages(&folder)?;
-    let archive = pack(&folder)?;
+    let archive = pack(&folder, is_windows)?;
     let sum = checksum(&archive)?;
     writeln!(io::stdout(), "{}\n{}", archive.display(), sum.display())?;
     Ok(())
@@ -128,13 +134,16 @@ fn output(program: &Path, args: &[&str]) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Packs a folder as `.tar.gz`.
-fn pack(folder: &Path) -> anyhow::Result<PathBuf> {
+/// Packs a folder as `.tar.gz`, or as `.zip` for Windows.
+fn pack(folder: &Path, is_windows: bool) -> anyhow::Result<PathBuf> {
     let parent = folder.parent().context("the archive has no folder")?;
     let name = folder.file_name().and_then(|name| name.to_str()).context("invalid archive name")?;
-    let file = format!("{name}.tar.gz");
-    let mut command = Command::new("tar");
-    let line = show(command.args(["-czf", &file, name]).current_dir(parent))?;
+    let (file, program, options) = match is_windows {
+        true => (format!("{name}.zip"), "zip", "-qr"),
+        false => (format!("{name}.tar.gz"), "tar", "-czf"),
+    };
+    let mut command = Command::new(program);
+    let line = show(command.args([options, &file, name]).current_dir(parent))?;
     let status = command.status().with_context(|| format!("cannot start `{line}`"))?;
     ensure!(status.success(), "`{line}` failed");
     Ok(parent.join(file))

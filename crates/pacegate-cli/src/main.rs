@@ -16,6 +16,7 @@ mod reference;
 mod sample;
 mod schema;
 mod serve;
+mod signals;
 mod simulate;
 mod top;
 mod validate;

@@ -7,15 +7,17 @@ use std::{
     sync::Arc,
 };
 
+use super::{
+    CommandError, log, print_line, runtime,
+    sample::Sample,
+    signals::{EndSignals, ReloadSignal},
+};
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
     Bind, ConfigSource, Descriptors, Environment, ListenerId, Overrides, Reloader, Server,
     StartError,
 };
-use tokio::signal::unix::{Signal, SignalKind, signal};
-
-use super::{CommandError, log, print_line, runtime, sample::Sample};
 
 /// Run the server: HTTP, Envoy gRPC and the Redis protocol
 ///
@@ -115,11 +117,8 @@ impl From<DescriptorMode> for Descriptors {
     }
 }
 
-/// Returns the signal that reloads the server, SIGHUP, and the signals that end it, SIGTERM and SIGINT.
-fn signals() -> io::Result<[Signal; 3]> {
-    let kinds = [SignalKind::hangup(), SignalKind::terminate(), SignalKind::interrupt()];
-    let [hangup, terminate, interrupt] = kinds.map(signal);
-    Ok([hangup?, terminate?, interrupt?])
+fn signals() -> io::Result<(EndSignals, ReloadSignal)> {
+    Ok((EndSignals::listen()?, ReloadSignal::listen()?))
 }
 
 impl Serve {
@@ -197,11 +196,11 @@ async fn serve(
     })?;
     let reloader = server.reloader(source);
     // Install the handlers before printing `ready`, because signals may arrive right after it.
-    let [hangup, terminate, interrupt] = signals().map_err(|error| {
+    let (mut end, reload) = signals().map_err(|error| {
         let hint = "raise the limit for open files, for example with ulimit -n 4096";
         CommandError::new(error, "cannot listen for signals", hint)
     })?;
-    let mut end = pin!(end_signal(terminate, interrupt));
+    let mut end = pin!(end.recv());
     server.wait_for_store().await;
     let config_client = reloader.follow_config_servers();
     if let Some(client) = &config_client {
@@ -212,7 +211,7 @@ async fn serve(
     }
     greet(&server);
     tokio::spawn(reloader.clone().watch());
-    tokio::spawn(reload_on_signal(hangup, reloader.clone()));
+    tokio::spawn(reload_on_signal(reload, reloader.clone()));
     let clean = server.run(reloader, threads, end).await.map_err(|error| {
         let hint = "raise the limits for processes and open files (ulimit -u, ulimit -n)";
         CommandError::new(error, "cannot start the worker threads", hint)
@@ -271,18 +270,10 @@ fn greet(server: &Server) {
     print_line(format_args!("ready: {policies} {plural}, state in {state}"));
 }
 
-async fn reload_on_signal(mut hangups: Signal, reloader: Arc<Reloader>) {
-    while hangups.recv().await.is_some() {
+async fn reload_on_signal(mut signal: ReloadSignal, reloader: Arc<Reloader>) {
+    while signal.recv().await.is_some() {
         let reloader = reloader.clone();
         // The reloader logs errors.
         let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
-    }
-}
-
-/// Waits for a signal to end.
-async fn end_signal(mut terminate: Signal, mut interrupt: Signal) {
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
     }
 }

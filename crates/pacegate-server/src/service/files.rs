@@ -1,5 +1,3 @@
-use rustix::process::{Resource, getrlimit, setrlimit};
-
 use crate::config::Bounds;
 
 /// Open files other than client connections: standard streams, watched directories, the store.
@@ -21,7 +19,10 @@ pub(crate) fn connections_each(wanted: usize, listeners: usize) -> usize {
     wanted.min(each)
 }
 
+#[cfg(unix)]
 fn raise() -> u64 {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let before = limit.current;
@@ -33,4 +34,10 @@ fn raise() -> u64 {
     }
     // `None` means no limit.
     limit.current.unwrap_or(u64::MAX)
+}
+
+/// Windows has no such limit.
+#[cfg(not(unix))]
+fn raise() -> u64 {
+    u64::MAX
 }

@@ -9,7 +9,6 @@ use crossterm::{
 use ratatui::DefaultTerminal;
 use tokio::{
     runtime,
-    signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
@@ -25,8 +24,13 @@ const RESTORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The terminal in raw mode; restored on drop. Panics are also covered by a hook.
 struct Screen(DefaultTerminal);
 
-/// The signals that end the program.
-struct ExitSignals([Signal; 3]);
+/// The signals that end the program: SIGINT, SIGTERM and SIGHUP.
+#[cfg(unix)]
+struct ExitSignals([tokio::signal::unix::Signal; 3]);
+
+/// The signals that end the program. In raw mode, Ctrl-C is a key.
+#[cfg(windows)]
+struct ExitSignals(tokio::signal::windows::CtrlBreak, tokio::signal::windows::CtrlClose);
 
 /// Shows a view and fetches new data at the interval `every`, until a key or a signal ends it.
 pub async fn run<A>(mut view: View, every: Duration, ask: A) -> io::Result<()>
@@ -119,8 +123,11 @@ fn events() -> mpsc::Receiver<Event> {
     receiver
 }
 
+#[cfg(unix)]
 impl ExitSignals {
     fn new() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+
         let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [interrupt, terminate, hangup] = all.map(signal);
         Ok(Self([interrupt?, terminate?, hangup?]))
@@ -132,6 +139,22 @@ impl ExitSignals {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
             _ = hangup.recv() => {}
+        }
+    }
+}
+
+#[cfg(windows)]
+impl ExitSignals {
+    fn new() -> io::Result<Self> {
+        use tokio::signal::windows::{ctrl_break, ctrl_close};
+
+        Ok(Self(ctrl_break()?, ctrl_close()?))
+    }
+
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.0.recv() => {}
+            _ = self.1.recv() => {}
         }
     }
 }

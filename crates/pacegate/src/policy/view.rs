@@ -24,7 +24,7 @@ impl Forms {
     /// Returns the forms that these policies compare or count by.
     pub(super) fn of(policies: &[Policy]) -> Self {
         let mut forms = Self::default();
-        for policy in policies.iter().filter(|policy| looks_at_path(policy)) {
+        for policy in policies.iter().filter(|policy| uses_path(policy)) {
             match policy.paths {
                 Paths::Normalized => forms.normalized = true,
                 Paths::CaseSensitive => forms.case_sensitive = true,
@@ -35,7 +35,7 @@ impl Forms {
     }
 }
 
-fn looks_at_path(policy: &Policy) -> bool {
+fn uses_path(policy: &Policy) -> bool {
     let overrides = policy.overrides.iter().map(|other| &other.matching);
     let mut conditions =
         std::iter::once(&policy.matching).chain(overrides).flat_map(Match::conditions);

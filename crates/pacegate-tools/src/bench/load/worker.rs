@@ -188,8 +188,8 @@ impl Worker {
         let now = timer.now();
         let until = next.unwrap_or(u64::MAX).min(now + LONGEST_WAIT);
         let until = if now < timer.end { until.min(timer.end) } else { until };
-        let wait = until.saturating_sub(now) as i64;
-        let wait = Timespec { tv_sec: wait / 1_000_000_000, tv_nsec: wait % 1_000_000_000 };
+        // Less than a second. The type of the nanoseconds depends on the operating system.
+        let wait = Timespec { tv_sec: 0, tv_nsec: until.saturating_sub(now) as _ };
         self.ready.clear();
         match poll(&mut fds, Some(&wait)) {
             Ok(0) | Err(Errno::INTR) => return Ok(()),
