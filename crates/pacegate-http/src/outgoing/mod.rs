@@ -16,6 +16,8 @@
 //!
 //! With the feature `reqwest`, `StayWithinLayer::send` sends requests of reqwest, without tower.
 
+#[cfg(feature = "usage")]
+mod budget;
 mod date;
 mod learn;
 mod pauses;
@@ -27,13 +29,15 @@ mod wait;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::request::Parts;
+use http::{request::Parts, response};
 use pacegate::{Clock, Key, SystemClock, WaitError};
 use tower_layer::Layer;
 
-use crate::{Resolve, resolve::Host};
+use crate::{Adjustment, Resolve, resolve::Host, rules::DEFAULT_SETTLE_WITHIN};
 use settings::Settings;
 
+#[cfg(feature = "usage")]
+pub use budget::{Budget, BudgetFuture, BudgetLayer};
 pub use learn::requested_pause;
 pub use service::{Throttle, ThrottleFuture};
 pub use wait::{Wait, Waiting};
@@ -97,6 +101,9 @@ impl<L: Wait> StayWithinLayer<L> {
             within: Duration::from_secs(30),
             clock: Arc::new(SystemClock::new()),
             pauses: Some(Arc::default()),
+            settle: None,
+            defers: false,
+            settle_within: DEFAULT_SETTLE_WITHIN,
             #[cfg(feature = "reqwest")]
             retries: reqwest::DEFAULT_RETRIES,
         };
@@ -117,7 +124,7 @@ impl<L: Wait> StayWithinLayer<L> {
         self.by(key)
     }
 
-    /// Sets the cost of a call. Default: 1.
+    /// Sets the cost of a call. Default: 1. If [`settle_with`](Self::settle_with) corrects it, this is an estimate.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|settings| settings.cost = Some(Arc::new(cost)))
@@ -127,6 +134,40 @@ impl<L: Wait> StayWithinLayer<L> {
     #[must_use]
     pub fn within(self, within: Duration) -> Self {
         self.set(|settings| settings.within = within)
+    }
+
+    /// Corrects the charge when the response is known: refunds units that the upstream service did not count, or
+    /// charges more, which later calls wait for.
+    ///
+    /// The cost of each call is [reserved](pacegate::Limiter::reserve). A call that fails without a response keeps its
+    /// charge, because the upstream service may have counted it. Over a store, each correction is one more round trip.
+    /// If the store fails, the charge stays as it is.
+    ///
+    /// ```
+    /// use pacegate::{Limit, Limiter};
+    /// use pacegate_http::{Adjustment, outgoing::StayWithinLayer};
+    ///
+    /// let layer = StayWithinLayer::new(Limiter::memory(Limit::per_minute(10_000)))
+    ///     .cost(|_| 4_000)
+    ///     .settle_with(|response| match response.status.is_success() {
+    ///         true => Adjustment::from_header(&response.headers, "x-total-tokens"),
+    ///         false => Adjustment::Refund,
+    ///     });
+    /// # let _ = layer;
+    /// ```
+    #[must_use]
+    pub fn settle_with(
+        self,
+        settle: impl Fn(&response::Parts) -> Adjustment + Send + Sync + 'static,
+    ) -> Self {
+        self.set(|settings| settings.settle = Some(Arc::new(settle)))
+    }
+
+    /// Sets the time after which a charge is no longer corrected. Default: ten minutes. Maximum: seven days. Choose it
+    /// longer than a call can take: a call that ends later keeps the whole charge.
+    #[must_use]
+    pub fn settle_within(self, settle_within: Duration) -> Self {
+        self.set(|settings| settings.settle_within = settle_within)
     }
 
     /// Ignores the headers of responses.

@@ -1,9 +1,10 @@
 //! Requests of reqwest.
 
-use http::{StatusCode, request::Parts};
+use http::{StatusCode, request::Parts, response};
 use reqwest::{Error, Method, Request, RequestBuilder, Response, Url};
 
-use super::{OutgoingError, StayWithinLayer, Wait, service::not_made};
+use super::{OutgoingError, StayWithinLayer, Wait, service::not_made, settings::Settings};
+use crate::{Adjustment, Reply, Settlement, Settling};
 
 /// Default of [`StayWithinLayer::retries`].
 pub(super) const DEFAULT_RETRIES: u32 = 3;
@@ -32,30 +33,45 @@ impl<L: Wait> StayWithinLayer<L> {
     /// # }
     /// ```
     pub async fn send(&self, request: RequestBuilder) -> Result<Response, OutgoingError<Error>> {
+        self.send_unsettled(request).await.map(|(response, _)| response)
+    }
+
+    /// Sends a request. Returns its charge too if the body of the response corrects it.
+    pub(super) async fn send_unsettled(
+        &self,
+        request: RequestBuilder,
+    ) -> Result<(Response, Option<Settlement>), OutgoingError<Error>> {
         let (client, request) = request.build_split();
         let mut request = request.map_err(OutgoingError::Service)?;
         let settings = &*self.settings;
         let Some((key, cost)) = settings.resolve(&head(&request)).map_err(not_made)? else {
-            return client.execute(request).await.map_err(OutgoingError::Service);
+            let response = client.execute(request).await.map_err(OutgoingError::Service)?;
+            return Ok((response, None));
         };
         let deadline = settings.deadline();
-        settings.turn(&key, cost, deadline).await.map_err(not_made)?;
+        let mut settlement = settings.turn(&key, cost, deadline).await.map_err(not_made)?;
         let mut retries = settings.retries;
         loop {
             let copy = if retries > 0 { request.try_clone() } else { None };
             let (method, url) = (request.method().clone(), request.url().clone());
             let response = client.execute(request).await.map_err(OutgoingError::Service)?;
+            let unsettled = settle_by_head(settings, settlement, &response).await;
             // The denial is for another request, and this one was processed.
             if has_moved(&url, response.url()) {
-                return Ok(response);
+                return Ok((response, unsettled));
             }
             let paused = settings.learn(&key, response.status(), response.headers());
             let Some(copy) = copy.filter(|_| paused && is_denial(&response, &method)) else {
-                return Ok(response);
+                return Ok((response, unsettled));
             };
-            if settings.turn(&key, cost, deadline).await.is_err() {
-                return Ok(response);
+            let Ok(next) = settings.turn(&key, cost, deadline).await else {
+                return Ok((response, unsettled));
+            };
+            // The upstream service did not process this attempt, and its body is not read.
+            if let Some(unsettled) = unsettled {
+                completed(unsettled.adjust(Adjustment::Refund)).await;
             }
+            settlement = next;
             request = copy;
             retries -= 1;
         }
@@ -65,6 +81,27 @@ impl<L: Wait> StayWithinLayer<L> {
     #[must_use]
     pub fn retries(self, retries: u32) -> Self {
         self.set(|settings| settings.retries = retries)
+    }
+}
+
+/// Corrects the charge of an attempt by the head of its response. Returns the charge if the body corrects it.
+async fn settle_by_head<L: Wait>(
+    settings: &Settings<L>,
+    settlement: Option<Settlement>,
+    response: &Response,
+) -> Option<Settlement> {
+    let settlement = settlement?;
+    let (mut head, ()): (response::Parts, ()) = http::Response::new(()).into_parts();
+    (head.status, head.version) = (response.status(), response.version());
+    head.headers = response.headers().clone();
+    let Some(adjustment) = settings.adjustment(&head) else { return Some(settlement) };
+    completed(settlement.adjust(adjustment)).await;
+    None
+}
+
+async fn completed(reply: Reply<(), Settling>) {
+    if let Reply::Later(settling) = reply {
+        settling.await;
     }
 }
 

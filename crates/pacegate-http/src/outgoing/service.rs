@@ -15,7 +15,7 @@ use super::{
     OutgoingError, Wait,
     settings::{NotMade, Settings},
 };
-use crate::KeyParts;
+use crate::{KeyParts, Reply, Settlement, Settling};
 
 /// A client whose calls wait until a limit admits them.
 ///
@@ -34,25 +34,32 @@ pin_project! {
     {
         settings: Arc<Settings<L>>,
         key: Option<KeyParts>,
+        // The charge of the call, if it can be corrected.
+        settlement: Option<Settlement>,
         #[pin]
-        state: State<S, S::Future, Request<B>>,
+        state: State<S, S::Future, Request<B>, S::Response>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
-    enum State<S, F, R> {
+    enum State<S, F, R, T> {
         /// Waits for the limiter.
         Waiting { turn: Turn, held: Option<(S, R)> },
         /// Waits for the response.
         Calling { #[pin] call: F },
+        /// Waits until the charge is corrected.
+        Settling { settling: Settling, response: Option<T> },
         /// Fails, because the key is missing.
         Missing,
     }
 }
 
 /// The wait of a call until it may be made.
-type Turn = Pin<Box<dyn Future<Output = Result<(), NotMade>> + Send>>;
+type Turn = Pin<Box<dyn Future<Output = Result<Option<Settlement>, NotMade>> + Send>>;
+
+/// A response, and the charge of its call if the body corrects it.
+pub(super) type Served<B> = (Response<B>, Option<Settlement>);
 
 impl<S, L> Throttle<S, L> {
     pub(super) fn new(inner: S, settings: Arc<Settings<L>>) -> Self {
@@ -82,9 +89,12 @@ where
             Ok(Some(resolved)) => resolved,
             Ok(None) => {
                 let state = State::Calling { call: self.inner.call(request) };
-                return ThrottleFuture { settings, key: None, state };
+                return ThrottleFuture { settings, key: None, settlement: None, state };
             }
-            Err(_) => return ThrottleFuture { settings, key: None, state: State::Missing },
+            Err(_) => {
+                let state = State::Missing;
+                return ThrottleFuture { settings, key: None, settlement: None, state };
+            }
         };
         // This instance is ready; a clone of it might not be.
         let clone = self.inner.clone();
@@ -93,7 +103,8 @@ where
             let (settings, key) = (Arc::clone(&settings), key.clone());
             Box::pin(async move { settings.turn(&key, cost, settings.deadline()).await })
         };
-        ThrottleFuture { settings, key: Some(key), state: State::Waiting { turn, held } }
+        let state = State::Waiting { turn, held };
+        ThrottleFuture { settings, key: Some(key), settlement: None, state }
     }
 }
 
@@ -104,12 +115,25 @@ where
 {
     type Output = Result<Response<ResB>, OutgoingError<S::Error>>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.poll_served(cx).map_ok(|(response, _)| response)
+    }
+}
+
+impl<S, L, ReqB, ResB> ThrottleFuture<S, L, ReqB>
+where
+    S: Service<Request<ReqB>, Response = Response<ResB>>,
+    L: Wait,
+{
+    pub(super) fn poll_served(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Served<ResB>, OutgoingError<S::Error>>> {
         loop {
             let mut this = self.as_mut().project();
             match this.state.as_mut().project() {
                 StateProjection::Waiting { turn, held } => {
-                    ready!(turn.as_mut().poll(cx)).map_err(not_made)?;
+                    *this.settlement = ready!(turn.as_mut().poll(cx)).map_err(not_made)?;
                     let Some((mut service, request)) = held.take() else {
                         unreachable!("the request is held until the call")
                     };
@@ -121,7 +145,24 @@ where
                     if let Some(key) = this.key {
                         this.settings.learn(key, response.status(), response.headers());
                     }
-                    return Poll::Ready(Ok(response));
+                    let (head, body) = response.into_parts();
+                    let adjustment = this.settings.adjustment(&head);
+                    let response = Response::from_parts(head, body);
+                    let settling = match (adjustment, this.settlement.take()) {
+                        (Some(adjustment), Some(settlement)) => settlement.adjust(adjustment),
+                        (_, settlement) => return Poll::Ready(Ok((response, settlement))),
+                    };
+                    let Reply::Later(settling) = settling else {
+                        return Poll::Ready(Ok((response, None)));
+                    };
+                    this.state.set(State::Settling { settling, response: Some(response) });
+                }
+                StateProjection::Settling { settling, response } => {
+                    ready!(settling.as_mut().poll(cx));
+                    let Some(response) = response.take() else {
+                        panic!("polled after it has completed")
+                    };
+                    return Poll::Ready(Ok((response, None)));
                 }
                 StateProjection::Missing => return Poll::Ready(Err(OutgoingError::Missing)),
             }

@@ -1,10 +1,10 @@
 use std::{convert::Infallible, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
-use http::{HeaderMap, StatusCode, request::Parts};
+use http::{HeaderMap, StatusCode, request::Parts, response};
 use pacegate::Clock;
 
-use super::{OutgoingError, Wait, pauses::Pauses, requested_pause};
-use crate::{KeyParts, Missing, Resolve, rules::Choice};
+use super::{OutgoingError, Wait, Waiting, pauses::Pauses, requested_pause};
+use crate::{Adjustment, KeyParts, Missing, Resolve, Settlement, rules::Choice};
 
 /// The limiter and the options of outgoing calls.
 pub(super) struct Settings<L> {
@@ -15,6 +15,10 @@ pub(super) struct Settings<L> {
     pub(super) clock: Arc<dyn Clock>,
     /// `None` if responses are not obeyed.
     pub(super) pauses: Option<Arc<Pauses>>,
+    pub(super) settle: Option<Choice<response::Parts, Adjustment>>,
+    /// True if charges are corrected at the end of responses.
+    pub(super) defers: bool,
+    pub(super) settle_within: Duration,
     #[cfg(feature = "reqwest")]
     pub(super) retries: u32,
 }
@@ -45,18 +49,32 @@ impl<L: Wait> Settings<L> {
         self.clock.elapsed().saturating_add(self.within)
     }
 
-    /// Waits until a pause has ended and the limiter admits the call. If a pause starts meanwhile, the call keeps its
-    /// place in the queue but is not charged: otherwise all calls that were charged during a pause would be made at its
-    /// end.
+    /// Waits until a pause has ended and the limiter admits the call. Returns its charge if it can be corrected.
     pub(super) async fn turn(
         &self,
         key: &KeyParts,
         cost: u64,
         deadline: Duration,
-    ) -> Result<(), NotMade> {
+    ) -> Result<Option<Settlement>, NotMade> {
         self.pause(key, deadline).await?;
         let left = deadline.saturating_sub(self.clock.elapsed());
-        let mut room = self.limiter.wait(key.clone(), cost, left);
+        if self.settle.is_none() && !self.defers {
+            let room = self.limiter.wait(key.clone(), cost, left);
+            return self.admitted(key, deadline, room).await.map(|_| None);
+        }
+        let room = self.limiter.reserve(key.clone(), cost, self.settle_within, left);
+        let reservation = self.admitted(key, deadline, room).await?;
+        Ok(reservation.map(|reservation| Settlement { reservation, cost }))
+    }
+
+    /// Waits for the limiter. If a pause starts meanwhile, the call keeps its place in the queue but is not charged:
+    /// otherwise all calls that were charged during a pause would be made at its end.
+    async fn admitted<T>(
+        &self,
+        key: &KeyParts,
+        deadline: Duration,
+        mut room: Waiting<T>,
+    ) -> Result<T, NotMade> {
         loop {
             let waited = poll_fn(|cx| match self.pause_left(key) {
                 Some(_) => Poll::Ready(None),
@@ -65,8 +83,8 @@ impl<L: Wait> Settings<L> {
             let waited = waited.await.transpose().map_err(OutgoingError::Wait)?;
             // A pause that started during a request to the store: the call is already charged, and waits.
             self.pause(key, deadline).await?;
-            if waited.is_some() {
-                return Ok(());
+            if let Some(admitted) = waited {
+                return Ok(admitted);
             }
         }
     }
@@ -80,6 +98,12 @@ impl<L: Wait> Settings<L> {
             self.clock.sleep_until(self.clock.now().after(pause)).await;
         }
         Ok(())
+    }
+
+    /// Returns the correction of a charge by the head of a response. `None`: the body decides.
+    pub(super) fn adjustment(&self, head: &response::Parts) -> Option<Adjustment> {
+        let adjustment = self.settle.as_ref().map(|settle| settle(head)).unwrap_or_default();
+        (adjustment != Adjustment::Keep || !self.defers).then_some(adjustment)
     }
 
     fn pause_left(&self, key: &KeyParts) -> Option<Duration> {
@@ -106,6 +130,9 @@ impl<L: Clone> Clone for Settings<L> {
             within: self.within,
             clock: self.clock.clone(),
             pauses: self.pauses.clone(),
+            settle: self.settle.clone(),
+            defers: self.defers,
+            settle_within: self.settle_within,
             #[cfg(feature = "reqwest")]
             retries: self.retries,
         }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -36,7 +36,18 @@ struct Unsettled {
 }
 
 impl<B: Body<Data = Bytes>> MeteredBody<B> {
-    pub(super) fn new(
+    /// Wraps the body of a response, which corrects the charge if there is one.
+    pub(crate) fn wrap(
+        response: Response<B>,
+        settlement: Option<Settlement>,
+        usage: &Arc<Usage>,
+    ) -> Response<Self> {
+        let (head, body) = response.into_parts();
+        let body = Self::new(body, &head.headers, settlement, usage);
+        Response::from_parts(head, body)
+    }
+
+    fn new(
         body: B,
         headers: &HeaderMap,
         settlement: Option<Settlement>,

@@ -91,9 +91,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let (response, settlement) = ready!(this.response.poll(cx))?;
-        let (head, body) = response.into_parts();
-        let body = MeteredBody::new(body, &head.headers, settlement, this.usage);
-        Poll::Ready(Ok(Response::from_parts(head, body)))
+        Poll::Ready(Ok(MeteredBody::wrap(response, settlement, this.usage)))
     }
 }
 

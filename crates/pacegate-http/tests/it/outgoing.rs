@@ -12,13 +12,13 @@ use std::{
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::Response;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use pacegate::{
     Clock, CostError, Limiter, ManualClock, MemoryStore, SharedLimiter, Timestamp, WaitError,
 };
 use pacegate_http::{
-    RateLimitLayer, ResolveExt,
-    outgoing::{OutgoingError, StayWithinLayer, Wait},
+    Adjustment, KeyParts, RateLimitLayer, ResolveExt, Usage,
+    outgoing::{OutgoingError, StayWithinLayer, Wait, Waiting},
     resolve::{Everyone, Header},
 };
 use tower::{Layer, Service, service_fn};
@@ -261,4 +261,89 @@ fn clients_that_obey_our_headers_use_the_whole_limit() {
     ] {
         assert_eq!(obeying_our_own_headers(limit), (admitted, denied), "{limit}");
     }
+}
+
+/// An upstream whose calls cost 300 tokens, in a header and in a stream of events. A call to `/busy` is denied.
+fn model(request: Asking) -> std::future::Ready<Result<axum::response::Response, Infallible>> {
+    let is_busy = request.uri().path() == "/busy";
+    let parts = ["data: {\"usage\": null}\n\ndata: {\"usage\": {\"to", "tal\": 300}}\n\n"];
+    let parts = parts.map(|part| Ok::<_, Infallible>(Bytes::from_static(part.as_bytes())));
+    let response = Response::builder()
+        .status(if is_busy { 503 } else { 200 })
+        .header("content-type", "text/event-stream")
+        .header("x-tokens", "300")
+        .body(axum::body::Body::from_stream(futures_util::stream::iter(parts)));
+    ready(Ok(response.unwrap()))
+}
+
+/// Plays the same calls by the head and by the body of responses. Returns the units that are left.
+fn spend<L: Wait>(limiter: L, clock: &ManualClock, left: impl Fn() -> u64) {
+    let layer = || {
+        StayWithinLayer::new(limiter.clone())
+            .by(Everyone)
+            .clock(clock.clone())
+            .within(61 * SECOND)
+            .cost(|_| 4_000)
+    };
+    let by_header = |head: &http::response::Parts| match head.status.is_success() {
+        true => Adjustment::from_header(&head.headers, "x-tokens"),
+        false => Adjustment::Refund,
+    };
+    let mut client = layer().settle_with(by_header).layer(service_fn(model));
+    run(clock, client.call(get("http://a.example/"))).unwrap();
+    assert_eq!(left(), 9_700);
+    run(clock, client.call(get("http://a.example/busy"))).unwrap();
+    assert_eq!(left(), 9_700);
+
+    let refund_failures = |head: &http::response::Parts| match head.status.is_success() {
+        true => Adjustment::Keep,
+        false => Adjustment::Refund,
+    };
+    let layer = layer().settle_with(refund_failures).settle_by(Usage::json("/usage/total"));
+    let mut client = layer.layer(service_fn(model));
+    run(clock, client.call(get("http://a.example/busy"))).unwrap();
+    assert_eq!(left(), 9_700);
+    let response = run(clock, client.call(get("http://a.example/"))).unwrap();
+    assert_eq!(left(), 5_700, "until the body is read");
+    run(clock, response.into_body().collect()).unwrap();
+    assert_eq!(left(), 9_400);
+    drop(run(clock, client.call(get("http://a.example/"))).unwrap());
+    assert_eq!(left(), 5_400, "an unread body keeps the charge");
+    drop(run(clock, client.call(get("http://a.example/"))).unwrap());
+    assert_eq!(left(), 1_400);
+    // Waits for the next window.
+    let response = run(clock, client.call(get("http://a.example/"))).unwrap();
+    run(clock, response.into_body().collect()).unwrap();
+    assert_eq!(left(), 9_700);
+}
+
+#[test]
+fn responses_correct_the_estimates_of_calls() {
+    let clock = kit::clock();
+    let memory = limiter("10000/minute", &clock);
+    spend(memory.clone(), &clock, || memory.peek(()).remaining());
+    assert_eq!(memory.store().usage().reservations, 0);
+    let clock = kit::clock();
+    let store = MemoryStore::new(100, clock.clone());
+    let shared = SharedLimiter::builder(store).limit("10000/minute").clock(clock.clone());
+    let shared = shared.build().unwrap();
+    spend(shared.clone(), &clock, || pollster::block_on(shared.peek(())).unwrap().remaining());
+}
+
+/// A custom limiter without reservations keeps its charges.
+#[test]
+fn custom_limiters_keep_their_charges() {
+    #[derive(Clone)]
+    struct Custom(Limiter);
+    impl Wait for Custom {
+        fn wait(&self, key: KeyParts, cost: u64, within: Duration) -> Waiting {
+            Wait::wait(&self.0, key, cost, within)
+        }
+    }
+    let clock = kit::clock();
+    let limiter = limiter("10/minute", &clock);
+    let layer = StayWithinLayer::new(Custom(limiter.clone())).by(Everyone);
+    let layer = layer.settle_with(|_| Adjustment::Refund);
+    run(&clock, layer.layer(service_fn(model)).call(get("http://a.example/"))).unwrap();
+    assert_eq!(limiter.peek(()).remaining(), 9);
 }

@@ -2,19 +2,26 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
 use axum::{
     Json, Router,
     extract::RawQuery,
-    response::Redirect,
+    response::{IntoResponse, Redirect},
     routing::{any, post},
 };
 use http::{Method, StatusCode};
 use pacegate::{Clock, Limiter, ManualClock, WaitError};
-use pacegate_http::outgoing::{OutgoingError, StayWithinLayer};
+use pacegate_http::{
+    Adjustment, Usage,
+    outgoing::{OutgoingError, StayWithinLayer},
+    resolve::Everyone,
+};
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -198,4 +205,48 @@ async fn errors_of_reqwest_are_returned() {
     let error = layer.send(Client::new().get("no url")).await.unwrap_err();
     assert!(matches!(&error, OutgoingError::Service(error) if error.is_builder()), "{error}");
     upstream.send(&layer, Method::GET).await.unwrap();
+}
+
+/// A language model that denies the first call, and streams the usage of the others.
+async fn language_model() -> String {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let chat = move || {
+        let is_first = calls.fetch_add(1, Relaxed) == 0;
+        async move {
+            match is_first {
+                true => (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "1")]).into_response(),
+                false => {
+                    let kind = [("content-type", "text/event-stream"), ("x-tokens", "300")];
+                    (kind, "data: {\"usage\": {\"total\": 300}}\n\ndata: [DONE]\n\n")
+                        .into_response()
+                }
+            }
+        }
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/chat", listener.local_addr().unwrap());
+    tokio::spawn(async { axum::serve(listener, Router::new().route("/chat", post(chat))).await });
+    url
+}
+
+#[tokio::test]
+async fn responses_correct_the_estimates_of_requests() {
+    let upstream = Upstream::start(&[(200, "")]).await;
+    let limiter = Limiter::builder().limit("10000/hour").clock(upstream.clock.clone());
+    let limiter = limiter.build().unwrap();
+    let layer = StayWithinLayer::new(limiter.clone()).clock(upstream.clock.clone());
+    let layer = layer.by(Everyone).cost(|_| 4_000);
+    let left = || limiter.peek(()).remaining();
+
+    let by_body = layer.clone().settle_by(Usage::json("/usage/total"));
+    let url = language_model().await;
+    let response = upstream.run(by_body.send(Client::new().post(&url))).await.unwrap();
+    assert_eq!((response.url().as_str(), left()), (&*url, 6_000), "the denied attempt is free");
+    assert!(response.text().await.unwrap().ends_with("data: [DONE]\n\n"));
+    assert_eq!(left(), 9_700);
+
+    let by_header = layer.settle_with(|head| Adjustment::from_header(&head.headers, "x-tokens"));
+    by_header.send(Client::new().post(&url)).await.unwrap();
+    assert_eq!(left(), 9_400);
+    assert_eq!(limiter.store().usage().reservations, 0);
 }

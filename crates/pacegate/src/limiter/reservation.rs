@@ -38,7 +38,7 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "settle the reservation, or its estimate stays charged"]
-pub struct Reservation(SharedReservation);
+pub struct Reservation(pub(super) SharedReservation);
 
 /// Units that were charged in advance in a store. See [`Reservation`].
 #[derive(Clone, Debug)]
@@ -240,9 +240,19 @@ impl SharedLimiter {
         resolved: &Resolved<'_>,
         ttl: Duration,
     ) -> Result<Reserved<SharedReservation>, CheckError> {
+        let (evaluation, id) = self.evaluate_reservation(resolved, ttl).await?;
+        Ok(self.reserved(resolved, &evaluation, id))
+    }
+
+    /// Reserves, and records nothing.
+    pub(super) async fn evaluate_reservation(
+        &self,
+        resolved: &Resolved<'_>,
+        ttl: Duration,
+    ) -> Result<(Evaluation, ReservationId), CheckError> {
         let sent = resolved.sent();
         let Some(store) = self.store.as_ref().filter(|_| !sent.is_empty()) else {
-            return self.reserve_in_process(resolved, ttl);
+            return self.evaluate_in_process(resolved, ttl);
         };
         let charges =
             sent.iter().map(|charge| Charge { lease: 0, ..self.evaluator.to_charge(charge) });
@@ -250,18 +260,17 @@ impl SharedLimiter {
         let (number, ttl) = (new_permit_id(), ttl.clamp(TTL.0, TTL.1));
         let id = ReservationId::in_store(number, &charges)?;
         let answer = store.reserve(&charges, number, ttl).await;
-        let (evaluation, id) = match self.evaluator.record_failure(complete(answer, sent.len())) {
+        match self.evaluator.record_failure(complete(answer, sent.len())) {
             Ok(outcomes) => {
                 let now = self.evaluator.memory.now();
-                (self.evaluator.conclude(resolved, outcomes, now, false), id)
+                Ok((self.evaluator.conclude(resolved, outcomes, now, false), id))
             }
-            Err(error @ StoreError::Unsupported(_)) => return Err(error.into()),
+            Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(_) => {
                 let evaluation = self.evaluator.reserve_fallback(resolved, (number, ttl))?;
-                (evaluation, ReservationId { number, place: Place::Process })
+                Ok((evaluation, ReservationId { number, place: Place::Process }))
             }
-        };
-        Ok(self.reserved(resolved, &evaluation, id))
+        }
     }
 
     /// Reserves in the memory of this process.
@@ -270,11 +279,20 @@ impl SharedLimiter {
         resolved: &Resolved<'_>,
         ttl: Duration,
     ) -> Result<Reserved<SharedReservation>, CheckError> {
+        let (evaluation, id) = self.evaluate_in_process(resolved, ttl)?;
+        Ok(self.reserved(resolved, &evaluation, id))
+    }
+
+    fn evaluate_in_process(
+        &self,
+        resolved: &Resolved<'_>,
+        ttl: Duration,
+    ) -> Result<(Evaluation, ReservationId), CheckError> {
         let is_limited = !resolved.sent().is_empty();
         let number = if is_limited { new_permit_id() } else { 0 };
         let place = if is_limited { Place::Process } else { Place::Nowhere };
         let evaluation = self.evaluator.reserve(resolved, (number, ttl.clamp(TTL.0, TTL.1)))?;
-        Ok(self.reserved(resolved, &evaluation, ReservationId { number, place }))
+        Ok((evaluation, ReservationId { number, place }))
     }
 
     /// Records an evaluation, and creates the reservation if it was allowed.
@@ -286,9 +304,12 @@ impl SharedLimiter {
     ) -> Reserved<SharedReservation> {
         self.evaluator.record(&resolved.charges, evaluation);
         let decision = evaluation.decision;
-        let reservation =
-            decision.is_allowed().then(|| SharedReservation { limiter: self.clone(), id });
+        let reservation = decision.is_allowed().then(|| self.reservation(id));
         Reserved { decision, reservation }
+    }
+
+    pub(super) fn reservation(&self, id: ReservationId) -> SharedReservation {
+        SharedReservation { limiter: self.clone(), id }
     }
 
     fn settle_in_process(&self, id: &ReservationId, actual: u64) -> bool {
@@ -440,7 +461,7 @@ impl Evaluator {
 
 /// Removes the charges that a reservation does not apply to: those of concurrency limits. The others never exceed their
 /// limit.
-fn reservable(charges: ResolvedCharges<'_>) -> Result<ResolvedCharges<'_>, StoreError> {
+pub(super) fn reservable(charges: ResolvedCharges<'_>) -> Result<ResolvedCharges<'_>, StoreError> {
     let charges = charges.into_iter().filter(|charge| !charge.limit.has_permits());
     let charges: ResolvedCharges<'_> =
         charges.map(|charge| ResolvedCharge { excess: Excess::Reject, ..charge }).collect();

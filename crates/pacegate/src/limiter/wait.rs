@@ -1,6 +1,7 @@
 //! Waits for units instead of denying, in memory or over a store.
 
 use std::{
+    convert::identity,
     future::{Future, poll_fn},
     pin::pin,
     task::Poll,
@@ -10,10 +11,12 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    Limiter, Permit, SharedLimiter, SharedPermit,
+    CheckError, Limiter, Permit, SharedLimiter, SharedPermit,
     evaluator::{Evaluation, Evaluator},
     permit::HeldPermits,
     permit_id::new_permit_id,
+    reservation::{Reservation, SharedReservation, reservable},
+    reservation_id::{Place, ReservationId},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges},
     wait_queue::{Entered, Full},
 };
@@ -255,9 +258,22 @@ impl SharedLimiter {
         charges: ResolvedCharges<'_>,
         wait: Wait,
     ) -> Result<Decision, WaitError> {
-        let waited = self.wait(charges, wait, false).await?;
+        let waited = self.wait(charges, wait, Purpose::Charge).await?;
         self.evaluator.sleep_until(waited.start).await;
         Ok(waited.decision)
+    }
+
+    /// Waits until the charges are admitted, as a reservation.
+    async fn until_reserved(
+        &self,
+        charges: ResolvedCharges<'_>,
+        ttl: Duration,
+        wait: Wait,
+    ) -> Result<SharedReservation, WaitError> {
+        let waited = self.wait(reservable(charges)?, wait, Purpose::Reserve(ttl)).await?;
+        let reservation = self.reservation(waited.reservation);
+        self.evaluator.sleep_until(waited.start).await;
+        Ok(reservation)
     }
 
     async fn acquire_charges(
@@ -265,18 +281,18 @@ impl SharedLimiter {
         charges: ResolvedCharges<'_>,
         wait: Wait,
     ) -> Result<SharedPermit, WaitError> {
-        let waited = self.wait(charges, wait, true).await?;
+        let waited = self.wait(charges, wait, Purpose::Acquire).await?;
         let permit = self.permit(waited.held, waited.decision.is_degraded());
         self.evaluator.sleep_until(waited.start).await;
         Ok(permit)
     }
 
-    /// Waits until the charges are admitted, and records the result. `permits`: the caller releases the permits.
+    /// Waits until the charges are admitted, and records the result.
     async fn wait(
         &self,
         mut charges: ResolvedCharges<'_>,
         wait: Wait,
-        permits: bool,
+        purpose: Purpose,
     ) -> Result<Waited, WaitError> {
         let evaluator = &*self.evaluator;
         let deadline = evaluator.elapsed().saturating_add(wait.timeout);
@@ -284,10 +300,10 @@ impl SharedLimiter {
         // Only the attempt that is admitted is recorded.
         charges.iter_mut().for_each(|charge| charge.excess = Excess::Reject);
         let resolved = Resolved::new(charges, false)?;
-        // A store identifies units by their ids.
-        let permits = permits || self.store.is_some();
-        let last = None;
-        let mut waiting = Waiting { limiter: self, resolved, queue, deadline, permits, last };
+        let (last, reservation) = (None, NO_RESERVATION);
+        let limiter = self;
+        let mut waiting =
+            Waiting { limiter, resolved, queue, deadline, purpose, last, reservation };
         let result = waiting.run().await;
         waiting.record(&result);
         let has_queued = result?;
@@ -295,13 +311,14 @@ impl SharedLimiter {
         let held = evaluator.hold(&waiting.resolved);
         let jitter = if has_queued { random_up_to(wait.jitter) } else { Duration::ZERO };
         let start = evaluator.elapsed().saturating_add(jitter).min(deadline);
-        Ok(Waited { decision, held, start: (!jitter.is_zero()).then_some(start) })
+        let start = (!jitter.is_zero()).then_some(start);
+        Ok(Waited { decision, held, reservation: waiting.reservation, start })
     }
 }
 
 /// Defines the waits that both kinds of limiters have, over the [`SharedLimiter`] in each of them.
 macro_rules! waits {
-    ($limiter:ident, $permit:ident, $shared:expr, $wrap:expr) => {
+    ($limiter:ident, $shared:expr, $held:ident, $permit:expr, $reservation:ident, $reserved:expr) => {
         impl $limiter {
             /// Waits until `cost` units can be charged to `key`, all at once. See [`Self::until_ready`].
             ///
@@ -370,6 +387,35 @@ macro_rules! waits {
                 limiter.until_charged(charges, wait.into()).await
             }
 
+            /// Waits until an estimate can be reserved for `key`. The reservation is open for `ttl`. See
+            /// [`Self::reserve`] and [`Self::until_ready`], whose queue it shares.
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::Limiter;
+            ///
+            /// let limiter = Limiter::builder().limit("10000/minute").build()?;
+            /// let (ttl, wait) = (Duration::from_secs(60), Duration::from_secs(5));
+            /// let reservation = limiter.reserve_within("upstream", 4_000, ttl, wait).await?;
+            /// reservation.settle(1_500);
+            /// assert_eq!(limiter.peek("upstream").remaining(), 8_500);
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
+            pub async fn reserve_within(
+                &self,
+                key: impl Key,
+                estimate: u64,
+                ttl: Duration,
+                wait: impl Into<Wait>,
+            ) -> Result<$reservation, WaitError> {
+                let limiter = $shared(self);
+                let plan = key.with(|key| limiter.evaluator.plan_key(key));
+                let charges = limiter.evaluator.charges_of(&plan, estimate, 0);
+                limiter.until_reserved(charges, ttl, wait.into()).await.map($reserved)
+            }
+
             /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
             /// [`Limiter::acquire_with`] and [`Self::acquire_within`].
             pub async fn acquire_within_with(
@@ -377,13 +423,13 @@ macro_rules! waits {
                 key: impl Key,
                 limit: Limit,
                 wait: impl Into<Wait>,
-            ) -> Result<$permit, WaitError> {
+            ) -> Result<$held, WaitError> {
                 let limiter = $shared(self);
                 let key = key.with(|key| key.to_buf());
                 let charge = Charge::new(PolicyName::INLINE, &key, limit);
                 let limit = limiter.evaluator.bind_one(&charge);
                 let charges = SmallVec::from_iter([ResolvedCharge::of_charge(&limit, &charge)]);
-                limiter.acquire_charges(charges, wait.into()).await.map($wrap)
+                limiter.acquire_charges(charges, wait.into()).await.map($permit)
             }
 
             /// Waits for the permits of a request. See [`Self::acquire_request`] and [`Self::acquire_within`].
@@ -391,23 +437,24 @@ macro_rules! waits {
                 &self,
                 request: &Request<'_>,
                 wait: impl Into<Wait>,
-            ) -> Result<$permit, WaitError> {
+            ) -> Result<$held, WaitError> {
                 let limiter = $shared(self);
                 let plan = limiter.evaluator.policies.plan(request);
                 let charges = limiter.evaluator.charges_of(&plan, request.units(), 0);
-                limiter.acquire_charges(charges, wait.into()).await.map($wrap)
+                limiter.acquire_charges(charges, wait.into()).await.map($permit)
             }
         }
     };
 }
 
-waits!(Limiter, Permit, Limiter::shared, Permit);
-waits!(SharedLimiter, SharedPermit, std::convert::identity, std::convert::identity);
+waits!(Limiter, Limiter::shared, Permit, Permit, Reservation, Reservation);
+waits!(SharedLimiter, identity, SharedPermit, identity, SharedReservation, identity);
 
 /// The result of a successful wait.
 struct Waited {
     decision: Decision,
     held: HeldPermits,
+    reservation: ReservationId,
     /// The time to return at, if jitter delays the caller.
     start: Option<Duration>,
 }
@@ -419,10 +466,25 @@ struct Waiting<'l, 'a> {
     queue: Identity,
     /// As all times here by [`Clock::elapsed`](crate::Clock::elapsed), which ignores steps of the clock.
     deadline: Duration,
-    /// Takes permits under a new id in each attempt: the store may still hold those of an attempt that failed.
-    permits: bool,
+    purpose: Purpose,
     last: Option<Evaluation>,
+    /// The reservation of the last attempt.
+    reservation: ReservationId,
 }
+
+/// The result that a caller waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// A charge.
+    Charge,
+    /// Permits, which the caller releases.
+    Acquire,
+    /// A reservation that is open for this time.
+    Reserve(Duration),
+}
+
+/// The id for a request without limits.
+const NO_RESERVATION: ReservationId = ReservationId { number: 0, place: Place::Nowhere };
 
 /// The longest time between two attempts, if only a permit is missing. Another process, or a request of other policies,
 /// may release one without a notification.
@@ -431,7 +493,8 @@ const MAX_ATTEMPT_INTERVAL: Duration = Duration::from_secs(1);
 impl Waited {
     /// No limit applies.
     fn unlimited() -> Self {
-        Self { decision: Decision::UNLIMITED, held: HeldPermits::default(), start: None }
+        let held = HeldPermits::default();
+        Self { decision: Decision::UNLIMITED, held, reservation: NO_RESERVATION, start: None }
     }
 }
 
@@ -479,10 +542,25 @@ impl Waiting<'_, '_> {
 
     /// Charges the request if every limit has room. Returns `true` if it was admitted.
     async fn attempt(&mut self) -> Result<bool, WaitError> {
-        if self.permits {
-            self.resolved.set_permit(new_permit_id());
-        }
-        let evaluation = self.limiter.evaluate(&self.resolved, None).await?;
+        let evaluation = match self.purpose {
+            Purpose::Reserve(ttl) => {
+                let reserved = self.limiter.evaluate_reservation(&self.resolved, ttl).await;
+                let evaluation;
+                (evaluation, self.reservation) = reserved.map_err(|error| match error {
+                    CheckError::Cost(error) => WaitError::Cost(error),
+                    CheckError::Store(error) => WaitError::Store(error),
+                })?;
+                evaluation
+            }
+            purpose => {
+                // A new id in each attempt: the store may still hold the permits of an attempt that failed. A store
+                // identifies units by their ids.
+                if purpose == Purpose::Acquire || self.limiter.store.is_some() {
+                    self.resolved.set_permit(new_permit_id());
+                }
+                self.limiter.evaluate(&self.resolved, None).await?
+            }
+        };
         let allowed = evaluation.decision.allowed;
         self.last = Some(evaluation);
         Ok(allowed)

@@ -602,3 +602,37 @@ fn a_policy_in_shadow_mode_delays_no_waiter() {
     clock.advance(SECOND);
     assert!(waiters[1].poll_if_woken().is_some_and(|result| result.is_ok()));
 }
+
+/// A settlement returns units, so the next caller is served at once.
+#[test]
+fn a_reservation_waits_for_its_estimate() {
+    for limit in ["10/minute", "10/minute sliding-window", "10/minute sliding-log"] {
+        let (limiter, clock) = limiter(limit);
+        let reserve =
+            |estimate| limiter.reserve_within("key", estimate, 300 * SECOND, 200 * SECOND);
+        let first = Waiting::of(reserve(8)).poll().unwrap().unwrap();
+        let mut second = Waiting::of(reserve(6));
+        assert!(second.poll().is_none());
+        clock.advance(SECOND);
+        assert!(first.settle(3));
+        let second = second.poll_if_woken().expect(limit).unwrap();
+        assert_eq!(limiter.peek("key").remaining(), 1);
+        let mut third = Waiting::of(limiter.until_ready_cost("key", 8, 200 * SECOND));
+        assert!(third.poll().is_none());
+        assert!(second.cancel());
+        assert!(third.poll_if_woken().is_none(), "three units are still used");
+        assert!(!first.settle(3), "settled once");
+    }
+}
+
+#[test]
+fn a_reservation_that_cannot_succeed_fails_at_once() {
+    let (limiter, _) = limiter("10/minute");
+    let reserve = |estimate| limiter.reserve_within("key", estimate, SECOND, SECOND);
+    let too_high = Waiting::of(reserve(11)).poll().unwrap().unwrap_err();
+    assert!(matches!(too_high, WaitError::Cost(_)), "{too_high}");
+    let _first = Waiting::of(reserve(8)).poll().unwrap().unwrap();
+    let too_late = Waiting::of(reserve(8)).poll().unwrap().unwrap_err();
+    assert!(matches!(too_late, WaitError::TooLong { .. }), "{too_late}");
+    assert_eq!(limiter.peek("key").remaining(), 2, "nothing was charged");
+}
