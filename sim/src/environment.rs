@@ -1,5 +1,13 @@
 //! The environment of a simulated host.
 
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
 use pacegate::{Clock, Timestamp};
 use pacegate_redis::{ByteStream, Connecting, Environment};
 use pacegate_testkit::Random;
@@ -14,12 +22,20 @@ pub struct SimulatedEnvironment {
     network: Network,
     clock: MachineClock,
     random: Mutex<Random>,
+    /// Set when the host has crashed. Relaxed: everything runs in one thread.
+    has_crashed: Arc<AtomicBool>,
 }
 
 impl SimulatedEnvironment {
-    /// Creates the environment of a host.
-    pub fn new(host: usize, network: Network, clock: MachineClock, random: Random) -> Self {
-        Self { host, network, clock, random: Mutex::new(random) }
+    /// Creates the environment of a host. It cannot connect any more once `has_crashed` is set.
+    pub fn new(
+        host: usize,
+        network: Network,
+        clock: MachineClock,
+        random: Random,
+        has_crashed: Arc<AtomicBool>,
+    ) -> Self {
+        Self { host, network, clock, random: Mutex::new(random), has_crashed }
     }
 }
 
@@ -34,7 +50,14 @@ impl Environment for SimulatedEnvironment {
 
     fn connect<'a>(&'a self, _: &'a str, _: u16) -> Connecting<'a> {
         Box::pin(async {
+            let has_crashed = || self.has_crashed.load(Ordering::Relaxed);
+            if has_crashed() {
+                return Err(io::ErrorKind::NetworkDown.into());
+            }
             let stream = self.network.connect(self.host).await?;
+            if has_crashed() {
+                return Err(io::ErrorKind::NetworkDown.into());
+            }
             Ok(Box::new(stream) as Box<dyn ByteStream>)
         })
     }

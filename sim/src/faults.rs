@@ -74,6 +74,11 @@ impl Fault {
                 let by = self.draw_step();
                 self.world.hosts[self.host].clock.step(by);
             }
+            FaultKind::Crash => {
+                self.world.crash(self.host);
+                sleep(self.lasts).await;
+                self.world.start_host(self.host, Random::new(self.random.number()));
+            }
         }
     }
 

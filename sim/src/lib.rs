@@ -6,6 +6,7 @@ pub mod clock;
 mod environment;
 mod faults;
 pub mod history;
+mod host;
 pub mod network;
 mod oracle;
 mod panics;

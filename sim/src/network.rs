@@ -59,11 +59,25 @@ struct State {
     next_connection: u64,
     /// Virtual times at which the server lost data or its clock stepped.
     disturbances: Vec<u64>,
+    /// Virtual times at which the server reset a key.
+    resets: Vec<u64>,
+    /// Hosts whose connections broke, and the virtual times.
+    broken: BTreeSet<(usize, u64)>,
     /// Times that the clock of the server showed when it reset a key.
-    resets: BTreeSet<u64>,
-    /// For each time that the clock of the server showed when it ran commands: the virtual time, and the number of
-    /// disturbances before.
-    served: BTreeMap<u64, Vec<(u64, usize)>>,
+    reset_times: BTreeSet<u64>,
+    /// For each time that the clock of the server showed when it ran commands: when that was.
+    served: BTreeMap<u64, Vec<Served>>,
+}
+
+/// When the server ran commands.
+#[derive(Clone, Copy, Debug)]
+pub struct Served {
+    /// The virtual time.
+    pub at: u64,
+    /// The number of disturbances before.
+    pub disturbances: usize,
+    /// The number of resets before.
+    pub resets: usize,
 }
 
 /// The path between a host and the server.
@@ -148,7 +162,9 @@ impl Network {
             connections: BTreeMap::new(),
             next_connection: 1,
             disturbances: Vec::new(),
-            resets: BTreeSet::new(),
+            resets: Vec::new(),
+            broken: BTreeSet::new(),
+            reset_times: BTreeSet::new(),
             served: BTreeMap::new(),
         };
         let shared = Shared { state: Mutex::new(state), changed: Notify::new(), trace, clock };
@@ -188,7 +204,7 @@ impl Network {
             let path = self.shared.state.lock().paths[connection.host];
             match path.is_blocked_down {
                 true => connection.silence(),
-                false => connection.reset(),
+                false => self.reset(&connection),
             }
         }
         self.shared.changed.notify_waiters();
@@ -222,19 +238,38 @@ impl Network {
         self.shared.state.lock().disturbances.clone()
     }
 
-    /// Returns the number of disturbances before the server ran a command, given the time that its clock showed then
-    /// and the virtual time of the request.
-    pub fn disturbances_before(&self, shown: u64, request: RangeInclusive<u64>) -> Option<usize> {
+    /// Returns the virtual times at which the server reset a key.
+    pub fn resets(&self) -> Vec<u64> {
+        self.shared.state.lock().resets.clone()
+    }
+
+    /// Returns when the server ran a command, given the time that its clock showed then and the virtual time of the
+    /// request.
+    pub fn served(&self, shown: u64, request: RangeInclusive<u64>) -> Option<Served> {
         let state = self.shared.state.lock();
-        let served = state.served.get(&shown)?;
-        let (_, before) = served.iter().find(|(at, _)| request.contains(at))?;
-        Some(*before)
+        state.served.get(&shown)?.iter().find(|served| request.contains(&served.at)).copied()
     }
 
     /// Returns whether the server reset a key when its clock showed this time. Then the order of that and of other
     /// commands is unknown.
     pub fn has_reset_at(&self, shown: u64) -> bool {
-        self.shared.state.lock().resets.contains(&shown)
+        self.shared.state.lock().reset_times.contains(&shown)
+    }
+
+    /// Returns whether a connection of a host broke at a virtual time.
+    pub fn was_broken(&self, host: usize, at: u64) -> bool {
+        self.shared.state.lock().broken.contains(&(host, at))
+    }
+
+    /// Breaks the connections of a host that has crashed.
+    pub fn crash(&self, host: usize) {
+        self.of_host(host).iter().for_each(|connection| self.reset(connection));
+    }
+
+    fn reset(&self, connection: &Connection) {
+        let now = self.shared.clock.elapsed().as_micros() as u64;
+        self.shared.state.lock().broken.insert((connection.host, now));
+        connection.reset();
     }
 
     /// Removes cuts that have not happened yet.
@@ -328,7 +363,12 @@ impl Network {
         let now = self.shared.clock.now().as_micros();
         let network = &mut *self.shared.state.lock();
         let elapsed = self.shared.clock.elapsed().as_micros() as u64;
-        network.served.entry(now).or_default().push((elapsed, network.disturbances.len()));
+        let served = Served {
+            at: elapsed,
+            disturbances: network.disturbances.len(),
+            resets: network.resets.len(),
+        };
+        network.served.entry(now).or_default().push(served);
         let redis = &mut network.redis;
         let state = &mut *connection.state.lock();
         state.unparsed.extend_from_slice(bytes);
@@ -339,8 +379,8 @@ impl Network {
             let reply = redis.execute(&mut state.session, args, now);
             // Only a reset sends it.
             if name == "UNLINK" {
-                network.disturbances.push(elapsed);
-                network.resets.insert(now);
+                network.resets.push(elapsed);
+                network.reset_times.insert(now);
             }
             let before = replies.len();
             reply.encode(state.session.resp3, &mut replies);
@@ -446,7 +486,7 @@ async fn carry_up(network: &Network, connection: &Connection) {
         sleep_until(chunk.due).await;
         let until = chunk.written + SEND_TIMEOUT;
         if !network.opened(host, Some(connection), Direction::Up, until).await {
-            return connection.reset();
+            return network.reset(connection);
         }
         network.until(|| !network.shared.state.lock().is_frozen || connection.is_reset()).await;
         if connection.is_reset() {
@@ -456,7 +496,7 @@ async fn carry_up(network: &Network, connection: &Connection) {
         let replies = network.serve(connection, bytes);
         if is_cut {
             network.shared.trace.event(format_args!("connection {} is cut", connection.id));
-            return connection.reset();
+            return network.reset(connection);
         }
         if !replies.is_empty() {
             connection.send(Direction::Down, replies, network.delay(host));
@@ -471,7 +511,7 @@ async fn carry_down(network: Network, connection: Arc<Connection>) {
         sleep_until(chunk.due).await;
         let until = chunk.written + REPLY_TIMEOUT;
         if !network.opened(host, Some(&connection), Direction::Down, until).await {
-            return connection.reset();
+            return network.reset(&connection);
         }
         let (bytes, is_cut) = connection.until_cut(Direction::Down, &chunk.bytes);
         let mut state = connection.state.lock();
@@ -485,7 +525,7 @@ async fn carry_down(network: Network, connection: Arc<Connection>) {
         drop(state);
         if is_cut {
             network.shared.trace.event(format_args!("connection {} is cut", connection.id));
-            return connection.reset();
+            return network.reset(&connection);
         }
     }
 }

@@ -39,6 +39,16 @@ pub struct Scenario {
     pub with_resets: bool,
     /// Whether hosts return their leases now and then.
     pub with_lease_returns: bool,
+    /// Whether clients reserve units, and settle or cancel that later.
+    pub with_reservations: bool,
+    /// Whether hosts reload their policies, which changes amounts and bursts.
+    pub with_reloads: bool,
+    /// Whether clients record units that were spent before, which may become debt.
+    pub with_debt: bool,
+    /// Whether clients ask for a part of their cost.
+    pub with_parts: bool,
+    /// Whether clients forget to return some permits.
+    pub with_lost_permits: bool,
     /// Whether the deny cache is on.
     pub with_deny_cache: bool,
     /// Virtual microseconds after which clients and faults stop. Drawn last, so that a change leaves everything before
@@ -49,8 +59,8 @@ pub struct Scenario {
 /// A policy, as chosen by a seed.
 #[derive(Clone, Debug)]
 pub struct PolicyChoice {
-    /// Its limits. Two limits have different periods.
-    pub limits: Vec<Limit>,
+    /// Its limits, in both revisions. Two limits have different periods; the revisions differ in amounts and bursts.
+    pub limits: [Vec<Limit>; 2],
     /// The failure mode.
     pub failure: FailureMode,
     /// Units of a lease.
@@ -86,10 +96,12 @@ pub enum FaultKind {
     ServerClockStep,
     /// A host's clock steps.
     HostClockStep,
+    /// A host crashes, and starts again.
+    Crash,
 }
 
 impl FaultKind {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Partition,
         Self::HalfOpen,
         Self::Cut,
@@ -103,6 +115,7 @@ impl FaultKind {
         Self::OutOfMemory,
         Self::ServerClockStep,
         Self::HostClockStep,
+        Self::Crash,
     ];
 }
 
@@ -131,15 +144,20 @@ impl Scenario {
             with_refunds: random.one_in(3),
             with_cancellations: random.one_in(3),
             with_deny_cache: !random.one_in(4),
+            with_reservations: random.one_in(4),
+            with_reloads: random.one_in(5),
+            with_debt: random.one_in(6),
+            with_parts: random.one_in(5),
+            with_lost_permits: random.one_in(3),
             end: random.pick(&[3_000_000, 6_000_000, 12_000_000]),
         }
     }
 
-    /// Returns the policies. A request is subject to policy `i` if it has the attribute `p<i>`.
-    pub fn policy_set(&self) -> Result<PolicySet, pacegate::policy::PolicyError> {
+    /// Returns the policies of a revision. A request is subject to policy `i` if it has the attribute `p<i>`.
+    pub fn policy_set(&self, revision: usize) -> Result<PolicySet, pacegate::policy::PolicyError> {
         let policies = self.policies.iter().enumerate().map(|(index, choice)| {
             let name = format!("p{index}");
-            let policy = Policy::new(&*name, choice.limits.iter().copied())
+            let policy = Policy::new(&*name, choice.limits[revision].iter().copied())
                 .matching(&*name, Condition::equal("yes"))
                 .per(["key"])
                 .failing(choice.failure);
@@ -153,7 +171,8 @@ impl Scenario {
 
     /// Returns the highest cost that every limit of these policies can admit.
     pub fn max_cost(&self, policies: &[usize]) -> u64 {
-        let limits = policies.iter().flat_map(|&policy| &self.policies[policy].limits);
+        let limits =
+            policies.iter().flat_map(|&policy| self.policies[policy].limits.iter().flatten());
         limits.map(Limit::capacity).min().unwrap_or(1)
     }
 }
@@ -178,13 +197,24 @@ impl PolicyChoice {
             FailureMode::Local { numerator: 1, denominator: NonZeroU32::MIN },
             FailureMode::Local { numerator: 1, denominator: quarter },
         ]);
-        Self { limits, failure, lease }
+        let changed = limits.iter().map(|limit| change_limit(*limit, random)).collect();
+        Self { limits: [limits, changed], failure, lease }
     }
 
     /// Returns true if requests hold permits.
     pub fn holds_permits(&self) -> bool {
-        self.limits.iter().any(|limit| limit.algorithm() == Algorithm::Concurrency)
+        self.limits[0].iter().any(|limit| limit.algorithm() == Algorithm::Concurrency)
     }
+}
+
+/// Returns a limit with the same counter, but with another amount. Permits keep theirs.
+fn change_limit(limit: Limit, random: &mut Random) -> Limit {
+    if limit.algorithm() == Algorithm::Concurrency {
+        return limit;
+    }
+    let amount = random.between(1, 2 * limit.amount());
+    let changed = Limit::new(amount, limit.period()).expect("a valid limit");
+    changed.with_algorithm(limit.algorithm()).expect("a valid limit")
 }
 
 fn draw_limit(random: &mut Random) -> Limit {

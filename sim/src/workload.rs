@@ -1,13 +1,17 @@
 //! Clients: each sends one request after the other.
 
-use std::time::Duration;
+mod permits;
+mod reservations;
 
-use pacegate::{Clock, Request, SharedPermit};
+use std::{future::Future, time::Duration};
+
+use pacegate::{CheckError, Clock, Decision, Request, StoreError};
 use pacegate_testkit::Random;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    history::{Answer, Check, Refund},
+    history::{Answer, Check, Kind, Update},
+    host::Instance,
     world::World,
 };
 
@@ -15,9 +19,12 @@ use crate::{
 struct Choice {
     client: usize,
     host: usize,
+    instance: Instance,
     policies: Vec<usize>,
     key: usize,
     cost: u64,
+    kind: Kind,
+    id: Option<u64>,
 }
 
 /// Sends requests until the workload ends.
@@ -25,34 +32,63 @@ pub(crate) async fn client(world: World, client: usize, mut random: Random) {
     let end = world.scenario.end;
     while world.time.now() < end {
         sleep(Duration::from_millis(random.below(world.scenario.pause))).await;
-        let choice = choose(&world, client, &mut random);
-        let holds_permits = world.scenario.policies[choice.policies[0]].holds_permits();
-        if world.scenario.with_lease_returns && random.one_in(50) {
-            let result = world.hosts[choice.host].store.return_leases().await;
-            world.trace.event(format_args!("host {} returns its leases: {result:?}", choice.host));
-        }
+        let Some(choice) = choose(&world, client, &mut random) else { continue };
+        maintain(&world, &choice, &mut random).await;
         if world.scenario.with_resets && random.one_in(100) {
             reset(&world, choice).await;
-        } else if holds_permits {
-            hold(&world, choice, &mut random).await;
-        } else {
-            check(&world, choice, &mut random).await;
+            continue;
+        }
+        match choice.kind {
+            Kind::Permit => permits::hold(&world, choice, &mut random).await,
+            Kind::Reserve => reservations::reserve(&world, choice, &mut random).await,
+            Kind::Check | Kind::UpTo | Kind::Spent => check(&world, choice, &mut random).await,
         }
     }
 }
 
-/// Draws a request. Permits are taken under one policy at a time.
-fn choose(world: &World, client: usize, random: &mut Random) -> Choice {
+/// Peeks at the counters of a policy and a key from the first host. Returns the answer of the store.
+pub(crate) async fn peek(
+    world: &World,
+    policy: usize,
+    key: usize,
+    random: &mut Random,
+) -> Option<Answer> {
+    let (policies, kind) = (vec![policy], Kind::Check);
+    let instance = world.hosts[0].instance()?;
+    let choice = Choice { client: 0, host: 0, instance, policies, key, cost: 0, kind, id: None };
+    let answer = check_once(world, &choice, random).await;
+    answer.filter(|answer| !answer.is_degraded())
+}
+
+/// Does now and then what operators and programs do besides requests.
+async fn maintain(world: &World, choice: &Choice, random: &mut Random) {
+    let host = choice.host;
+    if world.scenario.with_lease_returns && random.one_in(50) {
+        let started = world.time.now();
+        let result = choice.instance.call(choice.instance.store.return_leases()).await;
+        world.trace.event(format_args!("host {host} returns its leases: {result:?}"));
+        // Waits for draws in progress first.
+        in_time(world, "the return of leases", 2, started);
+    }
+    if world.scenario.with_reloads && random.one_in(100) {
+        let result = world.hosts[host].reload(&world.scenario);
+        world.trace.event(format_args!("host {host} reloads: {result:?}"));
+        if let Err(error) = result {
+            world.history.violation(format!("host {host} does not reload: {error}"));
+        }
+    }
+}
+
+/// Draws a request. Returns `None` if the host is down. Two permits are not taken at once.
+fn choose(world: &World, client: usize, random: &mut Random) -> Option<Choice> {
     let scenario = &world.scenario;
     let first = random.below(scenario.policies.len() as u64) as usize;
     let mut policies = vec![first];
-    if !scenario.policies[first].holds_permits() {
-        let others = (0..scenario.policies.len()).filter(|&other| {
-            other != first && !scenario.policies[other].holds_permits() && random.one_in(3)
-        });
-        policies.extend(others);
-        policies.sort_unstable();
-    }
+    let others = (0..scenario.policies.len()).filter(|&other| {
+        other != first && !scenario.policies[other].holds_permits() && random.one_in(3)
+    });
+    policies.extend(others);
+    policies.sort_unstable();
     let most = scenario.max_cost(&policies);
     let cost = match random.below(6) {
         0 => random.between(1, most),
@@ -61,40 +97,55 @@ fn choose(world: &World, client: usize, random: &mut Random) -> Choice {
     };
     let host = random.below(scenario.hosts as u64) as usize;
     let key = random.below(scenario.keys as u64) as usize;
-    Choice { client, host, policies, key, cost }
+    let kind = match random.below(12) {
+        _ if scenario.policies[first].holds_permits() => Kind::Permit,
+        0..4 if scenario.with_reservations => Kind::Reserve,
+        4..7 if scenario.with_parts => Kind::UpTo,
+        7 if scenario.with_debt => Kind::Spent,
+        _ => Kind::Check,
+    };
+    let has_id = scenario.with_ids && !matches!(kind, Kind::Permit | Kind::Reserve);
+    let id = has_id.then(|| random.number());
+    let instance = world.hosts[host].instance()?;
+    Some(Choice { client, host, instance, policies, key, cost, kind, id })
 }
 
 impl Choice {
-    /// Calls `send` with the request.
+    /// Returns the request.
     fn request<'a>(&self, names: &'a [String], key: &'a str) -> Request<'a> {
         let mut request = Request::new().with("key", key).cost(self.cost);
         for &policy in &self.policies {
             request = request.with(&names[policy], "yes");
         }
-        request
+        if self.kind == Kind::Spent { request.spent() } else { request }
     }
 
     /// Records the start, and returns the index of the check.
-    fn start(&self, world: &World, is_permit: bool) -> usize {
+    fn start(&self, world: &World) -> usize {
         world.history.start(Check {
             host: self.host,
+            incarnation: self.instance.incarnation,
             policies: self.policies.clone(),
+            revision: self.instance.revision,
             key: self.key,
             cost: self.cost,
-            is_permit,
+            kind: self.kind,
+            id: self.id,
             started: world.time.now(),
-            ended: 0,
+            ended: u64::MAX,
             answer: None,
             released: None,
+            returned: None,
+            renewed: None,
         })
     }
 
     /// Records the answer, and checks that it came in time.
     fn finish(&self, world: &World, index: usize, answer: Option<Answer>) {
         let ended = world.time.now();
-        let Self { client, host, policies, key, cost } = self;
+        let Self { client, host, policies, key, cost, kind, .. } = self;
         world.trace.event(format_args!(
-            "client {client}: host {host}, policies {policies:?}, key {key}, cost {cost}: {answer:?}"
+            "client {client}: host {host}, {kind:?}, policies {policies:?}, key {key}, cost {cost}: {answer:?}"
         ));
         world.history.change(|events| {
             let check = &mut events.checks[index];
@@ -106,132 +157,133 @@ impl Choice {
             }
         });
     }
+
+    /// Reads a decision about a charge of this many units.
+    fn answer(&self, world: &World, decision: &Decision, units: u64) -> Answer {
+        Answer::new(decision, units, world.hosts[self.host].clock.now().as_micros())
+    }
+
+    /// Records the result of an update of all counters, which took one store call for each of `calls`.
+    fn update(&self, world: &World, units: u64, started: u64, is_certain: bool) -> Update {
+        let (policies, key) = (self.policies.clone(), self.key);
+        Update { policies, key, units, started, ended: world.time.now(), is_certain }
+    }
+
+    /// Returns the number of counters, each of which an update changes in one store call.
+    fn counters(&self, world: &World) -> u32 {
+        let policies = self.policies.iter().map(|&policy| &world.scenario.policies[policy]);
+        policies.map(|policy| policy.limits[0].len() as u32).sum()
+    }
 }
 
 /// Timers have a resolution of a millisecond, and a request may wait for two of them.
 const EPSILON: Duration = Duration::from_millis(3);
 
+/// Checks that a number of store calls, one after the other, took no longer than their deadlines.
+fn in_time(world: &World, what: &str, calls: u32, started: u64) {
+    let took = Duration::from_micros(world.time.now() - started);
+    if took > (world.scenario.deadline + EPSILON) * calls {
+        world.history.violation(format!("{what} took {took:?}, with {calls} calls"));
+    }
+}
+
 fn names(world: &World) -> Vec<String> {
     (0..world.scenario.policies.len()).map(|index| format!("p{index}")).collect()
 }
 
-/// Draws the time after which a client stops waiting.
-fn patience(world: &World, random: &mut Random) -> Duration {
-    match world.scenario.with_cancellations && random.one_in(10) {
-        true => Duration::from_millis(random.below(20)),
-        false => Duration::from_secs(60),
-    }
-}
-
-/// Sends a request. With an id, repeats it until the server decides, three times at most.
-async fn check(world: &World, choice: Choice, random: &mut Random) {
-    let (names, key) = (names(world), format!("k{}", choice.key));
-    let request = choice.request(&names, &key);
-    if !world.scenario.with_ids {
-        return check_once(world, &choice, &request, random).await.map_or((), drop);
-    }
-    let id = random.number().to_le_bytes();
-    let request = request.id(&id).expect("a short id");
-    for _ in 0..3 {
-        let answer = check_once(world, &choice, &request, random).await;
-        if answer.is_some_and(|answer| !answer.is_degraded()) {
-            return;
-        }
-    }
-}
-
-async fn check_once(
+/// Waits for the answer to a check, unless the client loses patience or the host crashes.
+async fn wait<T>(
     world: &World,
     choice: &Choice,
-    request: &Request<'_>,
     random: &mut Random,
-) -> Option<Answer> {
-    let host = &world.hosts[choice.host];
-    let index = choice.start(world, false);
-    let checking = timeout(patience(world, random), host.limiter.check_request(request));
-    let answer = match checking.await {
-        Ok(Ok(decision)) => Some(Answer::new(&decision, host.clock.now().as_micros())),
-        Ok(Err(error)) => {
-            let problem = format!("a check failed: {error}");
-            world.history.change(|events| events.violations.push(problem));
-            None
-        }
-        Err(_) => None,
+    call: impl Future<Output = Result<T, CheckError>>,
+) -> Option<T> {
+    let patience = match world.scenario.with_cancellations && random.one_in(10) {
+        true => Duration::from_millis(random.below(20)),
+        false => Duration::from_secs(60),
     };
-    choice.finish(world, index, answer);
+    let answer = choice.instance.call(timeout(patience, call)).await?.ok()?;
+    answer.inspect_err(|error| world.history.violation(format!("a check failed: {error}"))).ok()
+}
+
+/// Sends a request. With an id, repeats it until the server has decided, and sometimes after that, on any host.
+async fn check(world: &World, mut choice: Choice, random: &mut Random) {
+    let answer = check_once(world, &choice, random).await;
+    if choice.id.is_some() {
+        let mut answer = answer;
+        for _ in 0..3 {
+            let is_decided = answer.is_some_and(|answer| !answer.is_degraded());
+            if is_decided && !random.one_in(4) {
+                return;
+            }
+            choice.host = random.below(world.scenario.hosts as u64) as usize;
+            match world.hosts[choice.host].instance() {
+                Some(instance) if instance.revision == choice.instance.revision => {
+                    choice.instance = instance;
+                }
+                _ => return,
+            }
+            answer = check_once(world, &choice, random).await;
+        }
+        return;
+    }
     let is_counted = answer.is_some_and(|answer| answer.is_allowed && !answer.is_degraded());
     if is_counted && world.scenario.with_refunds && random.one_in(8) {
-        let refund = Refund { key: choice.key, cost: choice.cost, started: world.time.now() };
-        world.history.change(|events| events.refunds.push(refund));
-        let result = host.limiter.refund_request(request).await;
-        world.trace.event(format_args!("refund of {refund:?}: {result:?}"));
+        refund(world, &choice).await;
     }
+}
+
+async fn check_once(world: &World, choice: &Choice, random: &mut Random) -> Option<Answer> {
+    let (names, key) = (names(world), format!("k{}", choice.key));
+    let request = choice.request(&names, &key);
+    let id = choice.id.map(u64::to_le_bytes);
+    let request = match &id {
+        Some(id) => request.id(id).expect("a short id"),
+        None => request,
+    };
+    let limiter = &choice.instance.limiter;
+    let index = choice.start(world);
+    let decided = match choice.kind {
+        Kind::UpTo => {
+            let grant = wait(world, choice, random, limiter.check_request_up_to(&request)).await;
+            grant.map(|grant| (grant.decision, grant.units))
+        }
+        _ => {
+            let decision = wait(world, choice, random, limiter.check_request(&request)).await;
+            decision.map(|decision| (decision, choice.cost))
+        }
+    };
+    let answer = decided.map(|(decision, units)| choice.answer(world, &decision, units));
+    choice.finish(world, index, answer);
     answer
 }
 
-/// Resets a key. When the server does it, a new segment of the history starts, as after a loss of data.
+async fn refund(world: &World, choice: &Choice) {
+    let (names, key) = (names(world), format!("k{}", choice.key));
+    let request = choice.request(&names, &key);
+    let started = world.time.now();
+    let result = choice.instance.call(choice.instance.limiter.refund_request(&request)).await;
+    let is_certain = result == Some(Ok(()));
+    let refund = choice.update(world, choice.cost, started, is_certain);
+    world.trace.event(format_args!("refund of {refund:?}: {result:?}"));
+    world.history.change(|events| events.returns.push(refund));
+    in_time(world, "a refund", choice.counters(world), started);
+}
+
+/// Resets a key. When the server does it, a new segment of the history of its counters starts.
 async fn reset(world: &World, choice: Choice) {
-    let limiter = &world.hosts[choice.host].limiter;
+    let limiter = &choice.instance.limiter;
     let (names, key) = (names(world), format!("k{}", choice.key));
     let request = choice.request(&names, &key);
     let plan = limiter.charges().plan(&request);
-    let result = match plan.charges(0) {
-        Ok(charges) => limiter.charges().reset(&charges).await,
-        Err(error) => {
-            return world.history.change(|events| events.violations.push(error.to_string()));
-        }
+    let started = world.time.now();
+    let result: Option<Result<_, StoreError>> = match plan.charges(0) {
+        Ok(charges) => choice.instance.call(limiter.charges().reset(&charges)).await,
+        Err(error) => return world.history.violation(error.to_string()),
     };
     world.trace.event(format_args!("reset of key {}: {result:?}", choice.key));
-}
-
-/// Takes a permit, holds it for some time, and returns it.
-async fn hold(world: &World, choice: Choice, random: &mut Random) {
-    let host = &world.hosts[choice.host];
-    let (names, key) = (names(world), format!("k{}", choice.key));
-    let request = choice.request(&names, &key);
-    let index = choice.start(world, true);
-    let acquiring = timeout(patience(world, random), host.limiter.acquire_request(&request));
-    let admission = match acquiring.await {
-        Ok(Ok(admission)) => admission,
-        Err(_) => return choice.finish(world, index, None),
-        Ok(Err(error)) => {
-            let problem = format!("an attempt to take a permit failed: {error}");
-            return world.history.change(|events| events.violations.push(problem));
-        }
-    };
-    let answer = Answer::new(&admission.decision, host.clock.now().as_micros());
-    choice.finish(world, index, Some(answer));
-    let Some(permit) = admission.permit else { return };
-    sleep(Duration::from_millis(random.below(2 * world.scenario.pause))).await;
-    if random.one_in(3) {
-        renew(world, &choice, index, &permit).await;
-        sleep(Duration::from_millis(random.below(world.scenario.pause))).await;
-    }
-    let now = world.time.now();
-    world.history.change(|events| events.checks[index].released = Some(now));
-    match random.one_in(2) {
-        true => drop(permit),
-        false => {
-            let result = permit.release().await;
-            world.trace.event(format_args!("client {}: release: {result:?}", choice.client));
-        }
-    }
-}
-
-/// Renews a permit, which must succeed until it expires, unless the server lost data.
-async fn renew(world: &World, choice: &Choice, index: usize, permit: &SharedPermit) {
-    let renewed = permit.renew().await;
-    world.trace.event(format_args!("client {}: renewal: {renewed:?}", choice.client));
-    let period = world.scenario.policies[choice.policies[0]].limits[0].period();
-    let now = world.time.now();
-    world.history.change(|events| {
-        let check = &events.checks[index];
-        let is_young = Duration::from_micros(now - check.started) < period;
-        let is_counted = check.answer.is_some_and(|answer| !answer.is_degraded());
-        let is_undisturbed = world.network.disturbances().is_empty();
-        if is_young && is_counted && is_undisturbed && renewed == Ok(false) {
-            let problem = format!("a permit was lost: {check:?}");
-            events.violations.push(problem);
-        }
-    });
+    let is_certain = matches!(result, Some(Ok(_)));
+    let reset = choice.update(world, 0, started, is_certain);
+    world.history.change(|events| events.resets.push(reset));
+    in_time(world, "a reset", choice.counters(world), started);
 }

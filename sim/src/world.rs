@@ -3,9 +3,9 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use pacegate::{Request, SharedLimiter, seed_permit_ids};
-use pacegate_redis::RedisStore;
+use pacegate::{Request, SharedPermit, seed_permit_ids};
 use pacegate_testkit::Random;
+use parking_lot::Mutex;
 use tokio::{
     runtime::Builder,
     task::JoinSet,
@@ -14,9 +14,9 @@ use tokio::{
 
 use crate::{
     clock::{MachineClock, VirtualTime},
-    environment::SimulatedEnvironment,
     faults,
-    history::History,
+    history::{Check, History, Kind},
+    host::Host,
     network::{Network, Path},
     oracle,
     panics::Panics,
@@ -73,14 +73,8 @@ pub(crate) struct World {
     pub(crate) hosts: Vec<Host>,
     pub(crate) history: History,
     pub(crate) trace: Trace,
-}
-
-/// A machine with a limiter.
-#[derive(Clone, Debug)]
-pub(crate) struct Host {
-    pub(crate) limiter: SharedLimiter,
-    pub(crate) store: RedisStore,
-    pub(crate) clock: MachineClock,
+    /// Permits that clients forgot to return. They live until the end, so that nothing returns them.
+    pub(crate) lost_permits: Arc<Mutex<Vec<SharedPermit>>>,
 }
 
 /// A documented bound: a worker is open two seconds after its server can be reached again. Timers have a resolution of
@@ -191,40 +185,57 @@ impl World {
         let network =
             Network::new(redis, server_clock.clone(), paths, network_random, trace.clone());
         let mut hosts = Vec::new();
-        for (host, clock) in clocks.into_iter().enumerate() {
-            let random = Random::new(random.number());
-            let environment =
-                SimulatedEnvironment::new(host, network.clone(), clock.clone(), random);
-            let store = RedisStore::builder("redis://redis:6379")?
-                .environment(environment)
-                .deadline(scenario.deadline)
-                .deny_cache(if scenario.with_deny_cache { 1_000 } else { 0 })
-                .connect_later();
-            let limiter = SharedLimiter::builder(store.clone())
-                .policies(scenario.policy_set()?)
-                .clock(clock.clone())
-                .build()?;
-            hosts.push(Host { limiter, store, clock });
+        for (index, clock) in clocks.into_iter().enumerate() {
+            let host = Host::new(index, clock);
+            host.start(&scenario, &network, Random::new(random.number()))?;
+            hosts.push(host);
         }
         let (scenario, history) = (Arc::new(scenario), History::default());
-        Ok(Self { scenario, time, network, server_clock, hosts, history, trace })
+        let lost_permits = Arc::default();
+        Ok(Self { scenario, time, network, server_clock, hosts, history, trace, lost_permits })
     }
 
-    /// Checks that all permits were returned, unless the server lost data: then they expire.
-    async fn check_permits(&self) {
-        if !self.network.disturbances().is_empty() {
-            return;
+    /// Stops the program of a host without notice.
+    pub(crate) fn crash(&self, host: usize) {
+        self.hosts[host].crash(&self.network);
+    }
+
+    /// Starts the program of a host, unless it runs.
+    pub(crate) fn start_host(&self, host: usize, random: Random) {
+        if let Err(error) = self.hosts[host].start(&self.scenario, &self.network, random) {
+            self.history.violation(format!("host {host} does not start: {error}"));
         }
+    }
+
+    /// Waits until permits that were not returned have expired.
+    async fn expire_permits(&self) {
+        let held = self.history.change(|events| {
+            let is_held = |check: &&Check| check.kind == Kind::Permit && check.returned.is_none();
+            let policies = events.checks.iter().filter(is_held).flat_map(|check| &check.policies);
+            let limits = policies.flat_map(|&policy| &self.scenario.policies[policy].limits[0]);
+            let permits = limits.filter(|limit| limit.algorithm().holds_permits());
+            permits.map(|limit| limit.period()).max()
+        });
+        if let Some(period) = held {
+            // Longer than clocks drift apart in that time.
+            sleep(period + period / 500 + Duration::from_secs(4)).await;
+        }
+    }
+
+    /// Peeks at every counter. The oracle compares the remaining units. All permits must be free, unless the server's
+    /// clock stepped.
+    async fn check_counters(&self) {
+        let mut random = Random::new(0);
         for (index, policy) in self.scenario.policies.iter().enumerate() {
-            let (name, amount) = (format!("p{index}"), policy.limits[0].amount());
             for key in 0..self.scenario.keys {
-                let key = format!("k{key}");
-                let request = Request::new().with("key", &key).with(&name, "yes");
-                let decision = self.hosts[0].limiter.peek_request(&request).await;
-                let left = decision.map_or(0, |decision| decision.remaining());
-                if policy.holds_permits() && left != amount {
-                    let problem = format!("{name}, {key}: {left} of {amount} permits are free");
-                    self.history.change(|events| events.violations.push(problem));
+                let decision = workload::peek(self, index, key, &mut random).await;
+                let (left, amount) =
+                    (decision.map_or(0, |it| it.remaining), policy.limits[0][0].amount());
+                let has_steps = !self.server_clock.steps().is_empty();
+                if policy.holds_permits() && left != amount && !has_steps {
+                    let problem =
+                        format!("policy {index}, key {key}: {left} of {amount} permits are free");
+                    self.history.violation(problem);
                 }
             }
         }
@@ -238,18 +249,20 @@ impl World {
         loop {
             let is_due = Duration::from_micros(self.time.now()) >= healed + RECOVERY;
             for (index, host) in self.hosts.iter().enumerate() {
-                let decision = host.limiter.peek_request(&request).await;
+                let Some(instance) = host.instance() else { continue };
+                let decision = instance.limiter.peek_request(&request).await;
                 let is_healthy = decision.is_ok_and(|decision| !decision.is_degraded());
                 if is_due && !is_healthy {
-                    let servers = host.store.stats().servers;
-                    let problem = format!("host {index} has not recovered: {servers:?}");
-                    self.history.change(|events| events.violations.push(problem));
+                    let servers = instance.store.stats().servers;
+                    self.history.violation(format!("host {index} has not recovered: {servers:?}"));
                 }
             }
             if is_due {
-                return self.check_permits().await;
+                break;
             }
             sleep(PROBE_INTERVAL).await;
         }
+        self.expire_permits().await;
+        self.check_counters().await;
     }
 }

@@ -1,6 +1,6 @@
 //! Compares the model of Redis with real servers.
 
-use std::future::Future;
+use std::{future::Future, sync::Arc};
 
 use pacegate::{ManualClock, Store, Timestamp};
 use pacegate_redis::RedisStore;
@@ -40,8 +40,13 @@ impl OnModel {
             redis.record();
             let trace = Trace::new(time, false);
             let network = Network::new(redis, machine.clone(), vec![path], Random::new(1), trace);
-            let environment =
-                SimulatedEnvironment::new(0, network.clone(), machine, Random::new(2));
+            let environment = SimulatedEnvironment::new(
+                0,
+                network.clone(),
+                machine,
+                Random::new(2),
+                Arc::default(),
+            );
             let builder = RedisStore::builder("redis://redis").unwrap();
             let store = builder.environment(environment).clock(clock.clone()).connect().await;
             (network, store.unwrap())

@@ -11,6 +11,8 @@ use pacegate::{Algorithm, Excess, Limit, Timestamp, algorithm::Outcome};
 pub struct Model {
     limit: Limit,
     entries: Vec<Entry>,
+    /// Of a bucket whose first entries were [forgotten](Self::forget): an instant, and the missing tokens × period then.
+    base: Option<(u64, i128)>,
 }
 
 /// The model's result of a charge; times in microseconds.
@@ -54,7 +56,7 @@ struct Entry {
 impl Model {
     /// Creates the model of an unused key.
     pub fn new(limit: Limit) -> Self {
-        Self { limit, entries: Vec::new() }
+        Self { limit, entries: Vec::new(), base: None }
     }
 
     /// Returns the current limit.
@@ -82,6 +84,26 @@ impl Model {
             self.push(now, i128::from(cost), permit);
         }
         admitted
+    }
+
+    /// Charges `units` at `now`, even beyond the limit.
+    pub fn force(&mut self, now: u64, units: u64) {
+        self.push(now, i128::from(units), 0);
+    }
+
+    /// Forgets entries that have no effect from `now` on, so that a long history stays fast.
+    pub fn forget(&mut self, now: u64) {
+        if self.limit.algorithm() == Algorithm::TokenBucket {
+            self.base = Some((now, self.tokens_used(now)));
+            return self.entries.clear();
+        }
+        let from = match self.limit.algorithm() {
+            // Debt may be older.
+            Algorithm::FixedWindow if self.entries.iter().any(|entry| entry.is_debt) => return,
+            Algorithm::FixedWindow => now - now % micros(self.limit.period()),
+            _ => self.oldest_counted(now),
+        };
+        self.entries.retain(|entry| entry.at >= from);
     }
 
     /// Charges the highest cost up to `most` that fits at `now`. If nothing fits, the result is that of one unit.
@@ -200,6 +222,7 @@ impl Model {
     /// Resets the key.
     pub fn reset(&mut self) {
         self.entries.clear();
+        self.base = None;
     }
 
     /// Releases a permit.
@@ -292,8 +315,8 @@ impl Model {
     /// Returns the tokens missing from a bucket, in tokens × period: initially none, refilled by the amount per
     /// microsecond. More than the burst if the burst has become smaller, or if more was recorded.
     fn tokens_used(&self, now: u64) -> i128 {
-        let Some(first) = self.entries.first() else { return 0 };
-        let (mut debt, mut last) = (0, first.at);
+        let first = self.base.or_else(|| self.entries.first().map(|first| (first.at, 0)));
+        let Some((mut last, mut debt)) = first else { return 0 };
         for entry in &self.entries {
             debt = drained(debt, &entry.limit, entry.at - last);
             debt = (debt + entry.units * i128::from(micros(entry.limit.period()))).max(0);
@@ -321,7 +344,8 @@ impl Model {
         }
     }
 
-    fn remaining(&self, now: u64) -> u64 {
+    /// Returns the largest cost that fits at `now`.
+    pub fn remaining(&self, now: u64) -> u64 {
         first_true(0, self.limit.capacity(), |more| !self.fits(now, more + 1))
     }
 
@@ -332,7 +356,8 @@ impl Model {
         first_true(0, self.horizon(), |wait| self.remaining(now + wait) == self.limit.capacity())
     }
 
-    fn first_fit(&self, now: u64, cost: u64) -> Option<u64> {
+    /// Returns the time until `cost` fits; 0 if it does at `now`, `None` if never.
+    pub fn first_fit(&self, now: u64, cost: u64) -> Option<u64> {
         let wait = first_true(0, self.horizon(), |wait| self.fits(now + wait, cost));
         self.fits(now + wait, cost).then_some(wait)
     }
@@ -343,7 +368,8 @@ impl Model {
         let limits = self.entries.iter().map(|entry| &entry.limit).chain([&self.limit]);
         let most = limits.map(|limit| limit.capacity()).max().unwrap_or(0);
         let recorded: i128 = self.entries.iter().map(|entry| entry.units.max(0)).sum();
-        let most = u128::from(most) + recorded.unsigned_abs();
+        let base = self.base.map_or(0, |(_, missing)| missing / i128::from(period) + 1);
+        let most = u128::from(most) + (recorded + base).unsigned_abs();
         let bursts = most.div_ceil(u128::from(self.limit.amount().max(1)));
         period * (u64::try_from(bursts).expect("a short history") + 2)
     }

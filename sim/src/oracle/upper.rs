@@ -1,0 +1,259 @@
+//! The upper bound of the usage of a counter: everything that may have been charged, as late as possible.
+
+use pacegate::{Algorithm, Excess, Limit, Source};
+use pacegate_testkit::Model;
+
+use super::{Bounds, Counter, DENY_CACHE_AGE, Decided, Judge, LATE};
+use crate::{
+    history::{Check, Kind},
+    scenario::FaultKind,
+};
+
+/// Units that may have been charged.
+#[derive(Clone, Copy, Debug)]
+struct Charged {
+    /// The check.
+    index: usize,
+    units: u64,
+    /// The latest time by the clock of the server.
+    at: u64,
+    /// Virtual times of the earliest and the latest charge.
+    first: u64,
+    last: u64,
+    /// The virtual time at which a permit was certainly returned.
+    returned: Option<u64>,
+    /// Units beyond the limit count too.
+    is_debt: bool,
+}
+
+/// Number of charges after which a bucket is assumed to have been empty.
+const MAX_BUCKET_CHARGES: usize = 300;
+
+impl Judge<'_> {
+    /// Bounds the answers of the server and of the deny cache by the highest possible usage of a counter.
+    pub(super) fn bound_usage(&self, counter: &Counter<'_>, bounds: &mut [Bounds]) {
+        let charged = self.possible_charges(counter);
+        let has_steps = !self.world.server_clock.steps().is_empty();
+        let horizon = self.horizon(counter);
+        let leased = self.leased_and_unused(counter).filter(|_| !self.has_unclear_debt(counter));
+        let lives = horizon + horizon / 500 + DENY_CACHE_AGE;
+        for (it, bounds) in self.decided.iter().zip(bounds) {
+            let is_judged = it.answer.source != Source::Lease
+                && it.check.kind != Kind::Spent
+                && counter.applies_to(it.check)
+                && !it.is_repeated;
+            if !is_judged {
+                continue;
+            }
+            let Some(leased) = leased else {
+                bounds.know_nothing();
+                continue;
+            };
+            // A step of the clock may bring old charges back.
+            let oldest = if has_steps { 0 } else { it.ran.saturating_sub(lives) };
+            let parts = charged.each_ref().map(|charged| {
+                let start = charged.partition_point(|one| one.last < oldest);
+                let end = charged.partition_point(|one| one.first <= it.ran);
+                &charged[start.min(end)..end]
+            });
+            let limit =
+                counter.limit(it.check.revision, u64::min, self.world.scenario.with_reloads);
+            let model = self.upper_model(limit, it, (parts, horizon), leased);
+            bounds.raise(&model, it);
+        }
+    }
+
+    /// Returns all charges that may have reached the server: those that did, permits among them, and the others. Each
+    /// list is sorted by virtual time.
+    fn possible_charges(&self, counter: &Counter<'_>) -> [Vec<Charged>; 2] {
+        let holds_permits = counter.holds_permits();
+        let mut charged = Vec::new();
+        for it in self.decided.iter().filter(|it| counter.applies_to(it.check)) {
+            let is_charged = it.answer.is_allowed || it.check.kind == Kind::Spent;
+            if !is_charged || it.is_repeated || it.check.cost == 0 {
+                continue;
+            }
+            let renewed = it.check.renewed.filter(|_| holds_permits);
+            charged.push(Charged {
+                index: it.index,
+                units: it.answer.units,
+                at: it.at.max(renewed.map_or(0, |at| self.latest(it.ran, at))),
+                first: it.ran,
+                last: it.ran.max(renewed.unwrap_or(0)),
+                returned: it.check.returned.filter(|_| holds_permits),
+                is_debt: it.check.kind == Kind::Spent,
+            });
+        }
+        let mut unknown = Vec::new();
+        for (index, check) in self.events.checks.iter().enumerate() {
+            if counter.applies_to(check) && self.may_have_been_charged(check) {
+                let last = check.ended.saturating_add(LATE);
+                unknown.push(Charged {
+                    index,
+                    units: check.cost,
+                    at: self.latest(check.started, last),
+                    first: check.started,
+                    last,
+                    returned: None,
+                    is_debt: check.kind == Kind::Spent,
+                });
+            }
+        }
+        for extra in self.events.extras.iter().filter(|it| counter.is_changed_by(it)) {
+            let last =
+                if extra.is_certain { extra.ended } else { extra.ended.saturating_add(LATE) };
+            unknown.push(Charged {
+                index: usize::MAX,
+                units: extra.units,
+                at: self.latest(extra.started, last),
+                first: extra.started,
+                last,
+                returned: None,
+                is_debt: true,
+            });
+        }
+        // Intervals of one list do not contain each other, or not by much.
+        unknown.sort_by_key(|it| it.first);
+        let longest = unknown.iter().map(|it| it.last - it.first).max().unwrap_or(0);
+        unknown.iter_mut().for_each(|it| it.last = it.first.saturating_add(longest));
+        charged.sort_by_key(|it| it.first);
+        let longest = charged.iter().map(|it| it.last - it.first).max().unwrap_or(0);
+        charged.iter_mut().for_each(|it| it.last = it.first.saturating_add(longest));
+        [charged, unknown]
+    }
+
+    /// Returns whether the server may have charged a request without a certain answer.
+    fn may_have_been_charged(&self, check: &Check) -> bool {
+        if check.store_answer().is_some() || check.cost == 0 {
+            return false;
+        }
+        // The circuit breaker was open, so nothing was sent.
+        let is_instant = check.answer.is_some() && check.started == check.ended;
+        if is_instant && !self.world.network.was_broken(check.host, check.ended) {
+            return false;
+        }
+        // If a repetition was answered, both count once.
+        let may_count_twice = !self.disturbances.is_empty()
+            || self.world.scenario.faults.contains(&FaultKind::OutOfMemory);
+        may_count_twice || check.id.is_none_or(|id| !self.decided_ids.contains(&id))
+    }
+
+    /// Returns the latest time that the clock of the server showed between two virtual times.
+    fn latest(&self, from: u64, until: u64) -> u64 {
+        let clock = &self.world.server_clock;
+        let steps = clock.steps().into_iter().filter(|at| (from..=until).contains(at));
+        let times = steps.flat_map(|at| [at.saturating_sub(1), at]).chain([from, until]);
+        times.map(|at| clock.at(at)).max().unwrap_or(0)
+    }
+
+    /// Returns the time for which a charge counts.
+    fn horizon(&self, counter: &Counter<'_>) -> u64 {
+        let period = counter.period();
+        let scenario = &self.world.scenario;
+        let has_debt = scenario.with_debt || scenario.with_reservations;
+        match counter.algorithm() {
+            Algorithm::FixedWindow if has_debt => 6 * period,
+            Algorithm::FixedWindow | Algorithm::SlidingLog | Algorithm::Concurrency => period,
+            Algorithm::TokenBucket => {
+                let most = counter.limits.iter().map(Limit::capacity).max().unwrap_or(1);
+                let least = counter.limits.iter().map(Limit::amount).min().unwrap_or(1);
+                6 * period * most.div_ceil(least)
+            }
+            _ => 2 * period,
+        }
+    }
+
+    /// Returns the units that hosts may have reserved as leases and not spent: a lease and less than a cost for each.
+    /// In a sliding window, those of the last window count too. `None` if faults may have lost others.
+    fn leased_and_unused(&self, counter: &Counter<'_>) -> Option<u64> {
+        let Some(lease) = counter.policy.lease else { return Some(0) };
+        let scenario = &self.world.scenario;
+        if !self.is_calm() || scenario.with_resets || scenario.with_reloads {
+            return None;
+        }
+        let costs = self.events.checks.iter().filter(|check| counter.applies_to(check));
+        let most = costs.map(|check| check.cost).max().unwrap_or(1).max(1);
+        let windows = if counter.algorithm() == Algorithm::SlidingWindow { 2 } else { 1 };
+        Some(scenario.hosts as u64 * (lease + most - 1) * windows)
+    }
+
+    /// Returns true if the debt of a fixed window depends on the limit of the host that recorded it.
+    fn has_unclear_debt(&self, counter: &Counter<'_>) -> bool {
+        let scenario = &self.world.scenario;
+        let has_debt = scenario.with_debt || scenario.with_reservations;
+        has_debt && scenario.with_reloads && counter.algorithm() == Algorithm::FixedWindow
+    }
+
+    /// Returns the model of the highest usage before a decision.
+    fn upper_model(
+        &self,
+        limit: Limit,
+        it: &Decided<'_>,
+        (charged, horizon): ([&[Charged]; 2], u64),
+        leased: u64,
+    ) -> Model {
+        // A cached denial may be of a moment ago.
+        let is_cached = it.answer.source == Source::DenyCache;
+        let max_debt = limit.capacity();
+        let may_count = |one: &&Charged| {
+            let is_returned = one.returned.is_some_and(|at| at < it.check.started);
+            one.index != it.index && one.first <= it.ran && !is_returned
+        };
+        let place = |one: &Charged| (one.at.min(it.at), one.units, one.is_debt);
+        let from = it.at.saturating_sub(horizon + if is_cached { DENY_CACHE_AGE } else { 0 });
+        let mut placed: Vec<_> = charged
+            .into_iter()
+            .flatten()
+            .filter(may_count)
+            .map(place)
+            .filter(|(at, ..)| *at >= from)
+            .collect();
+        placed.sort_unstable();
+        let mut model = Model::new(limit);
+        if limit.algorithm() == Algorithm::TokenBucket {
+            // Whatever was charged before.
+            placed.drain(..placed.len().saturating_sub(MAX_BUCKET_CHARGES));
+            let from = placed.first().map_or(from, |(at, ..)| from.max(*at));
+            model.force(from, limit.capacity() + max_debt);
+        }
+        // Only fixed windows tell debt from other units.
+        let is_window = limit.algorithm() == Algorithm::FixedWindow;
+        for (at, units, is_debt) in placed {
+            match is_debt && is_window {
+                true => drop(model.record(at, units, Excess::Debt { max: max_debt })),
+                false => model.force(at, units),
+            }
+        }
+        if leased > 0 {
+            model.force(it.at, leased);
+        }
+        model
+    }
+}
+
+impl Bounds {
+    /// Widens the bounds to those of the highest usage of one counter.
+    fn raise(&mut self, model: &Model, it: &Decided<'_>) {
+        let is_part = it.check.kind == Kind::UpTo;
+        let (check, answer) = (it.check, it.answer);
+        if answer.is_allowed {
+            let remaining = model.remaining(it.at);
+            self.remaining.0 = self.remaining.0.min(remaining);
+            self.may_be_denied |= is_part && remaining <= answer.units;
+            return;
+        }
+        let cost = if is_part { 1 } else { check.cost.max(1) };
+        if !model.fits(it.at, cost) {
+            self.may_be_denied = true;
+            let retry = model.first_fit(it.at, cost).unwrap_or(u64::MAX);
+            self.retry_after.1 = self.retry_after.1.max(retry);
+        }
+    }
+
+    /// The usage of a counter may be anything.
+    fn know_nothing(&mut self) {
+        self.may_be_denied = true;
+        self.retry_after.1 = u64::MAX;
+        self.remaining.0 = 0;
+    }
+}
