@@ -198,7 +198,9 @@ async fn wait<T>(
     random: &mut Random,
     call: impl Future<Output = Result<T, CheckError>>,
 ) -> Option<T> {
-    let patience = match world.scenario.with_cancellations && random.one_in(10) {
+    // The last peeks are not cancelled.
+    let may_cancel = world.scenario.with_cancellations && choice.cost > 0;
+    let patience = match may_cancel && random.one_in(10) {
         true => Duration::from_millis(random.below(20)),
         false => Duration::from_secs(60),
     };

@@ -45,7 +45,7 @@ usage: cargo xtask <task>
                           test the clients and run docs/recipes and docs/migrate [default: builds the server]
   screen FILE             draw the output of `tmux capture-pane -e -p` (standard input) as SVG
   servers                 install missing programs that the tests need
-  simulate-faults [--seed N [--trace] | --seeds A..B | --seconds N]
+  simulate-faults [--seed N [--trace] | --seeds A..B | --seconds N | --resume FILE]
                           simulate faults of Redis, the network and clocks [default: for 10 seconds]
   site                    build the documentation as a website in target/site/html, and test it
   tidy                    check the project rules";

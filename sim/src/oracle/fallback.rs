@@ -44,7 +44,8 @@ impl Judge<'_> {
                 }
                 FailureMode::Local { .. } if counter.holds_permits() => {
                     // A step back brings expired permits back, in the eyes of this check only.
-                    if !self.world.hosts[checks[0].0.host].clock.steps().is_empty() {
+                    let steps = self.world.hosts[checks[0].0.host].clock.steps();
+                    if !steps.is_empty() || self.world.scenario.with_resets {
                         continue;
                     }
                     let share = share(counter.limits[0]);

@@ -48,7 +48,9 @@ impl Judge<'_> {
             let at = group[0].1.at;
             lower.model.forget(at);
             for &(index, it) in group {
-                if it.answer.source == Source::Store && !it.is_repeated {
+                // Leased units of an earlier segment are not charged in this one.
+                let is_exact = segment == 0 || counter.policy.lease.is_none();
+                if is_exact && it.answer.source == Source::Store && !it.is_repeated {
                     self.bound_from_below(counter, it, &mut lower.model, &mut bounds[index]);
                 }
             }
@@ -68,8 +70,17 @@ impl Judge<'_> {
 
     /// Adds the units that were admitted at one instant, under the limits of their requests.
     fn admit(&self, counter: &Counter<'_>, group: &[(usize, &Decided<'_>)], lower: &mut Lower) {
-        for revision in [0, 1] {
-            let of_revision = group.iter().filter(|(_, it)| it.check.revision == revision);
+        // Units of a lease were charged before, perhaps when fewer of a higher limit were used.
+        let higher = usize::from(counter.limits[1].amount() > counter.limits[0].amount());
+        let charged_under = |it: &Decided<'_>| match it.answer.source {
+            Source::Lease if self.world.scenario.with_reloads => higher,
+            _ => it.check.revision,
+        };
+        // The order of the server is unknown: this one admits the most.
+        let mut revisions = [0, 1];
+        revisions.sort_by_key(|&revision: &usize| counter.limits[revision].capacity());
+        for revision in revisions {
+            let of_revision = group.iter().filter(|(_, it)| charged_under(it) == revision);
             let units: u64 = of_revision.map(|(_, it)| it.units()).sum();
             if units == 0 {
                 continue;

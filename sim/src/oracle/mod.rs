@@ -5,9 +5,9 @@
 //! which every limit starts unused: docs/failure-modes.md and docs/algorithms.md state one more burst for each. A reset
 //! starts a segment of its key. Within a segment nothing may be admitted that the model would not admit.
 //!
-//! The usage of a counter has two bounds. The lower one has only what was certainly charged in the segment. The upper one
-//! has everything that may have been charged, as late as possible. Denials, retry times and remaining units must agree
-//! with one of the usages in between.
+//! The usage of a counter has two bounds. The lower one has only what was certainly charged in the segment. The upper
+//! one has everything that may have been charged, as late as possible. Denials, retry times and remaining units must
+//! agree with one of the usages in between.
 
 mod fallback;
 mod lower;
