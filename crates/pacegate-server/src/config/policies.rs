@@ -60,8 +60,9 @@ pub(crate) struct PolicySection {
     missing: Option<MissingChoice>,
 
     /// An amount per period, with an optional burst and algorithm. Several in a list are charged all or nothing.
-    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `ms`, `s`, `m`, `h`, `d`, `w`. Fixed windows
-    /// also have calendar periods: `month`, `month anchor 17`, `year`, `week starting monday`, `day in Europe/Berlin`.
+    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `us`, `ms`, `s`, `m`, `h`, `d`, `w`. Fixed
+    /// windows also have calendar periods: `month`, `month anchor 17`, `year`, `week starting monday`, `day in
+    /// Europe/Berlin`.
     #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/month"])]
     limit: Texts,
 

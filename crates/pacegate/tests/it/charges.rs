@@ -84,7 +84,7 @@ fn a_plan_contains_the_charges_of_a_request() {
 #[test]
 fn lifted_limits_are_charged_on_demand() {
     let pro = || Match::any().and("plan", Condition::equal("pro"));
-    let lifted = |name| policy(name, "5/hour").per(["user"]).overriding(pro(), []);
+    let lifted = |name| policy(name, "5/hour").per(["user"]).exempting(pro());
     let (limiter, _) = limiter([lifted("a"), policy("b", "9/hour"), lifted("c")]);
     let shown = |request: &Request<'_>, cost: u64| -> Vec<_> {
         let is_meant = |policy: PolicyName, key: KeyRef<'_>| {
@@ -317,7 +317,7 @@ fn a_key_is_planned_for_each_counter_that_a_policy_may_have_for_it() {
         .overriding(by("user", "alice"), [limit("6/hour")])
         .overriding(by("plan", "pro"), [limit("50/hour"), limit("90/day")])
         .overriding(by("plan", "pro"), [limit("60/hour")])
-        .overriding(by("plan", "staff"), []);
+        .exempting(by("plan", "staff"));
     let (limiter, _) = limiter([api]);
     let plan = limiter.charges().plan_for_all("api".parse().unwrap(), KeyRef::new(b"alice"));
     let limits: Vec<_> = plan.charges(1).unwrap().iter().map(|charge| charge.limit).collect();

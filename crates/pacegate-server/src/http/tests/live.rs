@@ -176,7 +176,7 @@ async fn a_block_does_not_fill_a_budget() {
 #[tokio::test]
 async fn the_usage_of_policies_with_overrides_is_that_of_recent_decisions() {
     let pro = Match::any().and("plan", Condition::equal("pro"));
-    let policy = policies().policies()[0].clone().overriding(pro, ["10/minute".parse().unwrap()]);
+    let policy = policies().policies()[0].clone().overriding(pro, ["10/minute"]);
     let server = Server::with(Settings::new(PolicySet::new([policy]).unwrap()));
     let used = async || {
         server.clock.advance(Duration::from_secs(1));
@@ -400,7 +400,7 @@ async fn a_block_holds_where_an_override_lifts_the_limit() {
     let lifted = Policy::new("lifted", ["3/minute"])
         .in_domain("d")
         .per(["user"])
-        .overriding(Match::any().and("plan", Condition::equal("pro")), []);
+        .exempting(Match::any().and("plan", Condition::equal("pro")));
     for (policies, count) in [(vec![lifted.clone()], 1), (vec![any, lifted], 2)] {
         let server = Server::with(Settings::new(PolicySet::new(policies).unwrap()));
         let pro = r#"{"domain":"d","attributes":{"user":"x","plan":"pro"},"cost":5}"#;
