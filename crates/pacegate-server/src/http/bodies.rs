@@ -236,7 +236,7 @@ pub(super) struct StatsResponse {
     pub(super) process: ProcessReport,
     pub(super) policies: Vec<PolicyCounts>,
     /// Inline limits.
-    pub(super) ad_hoc: PolicyCounts,
+    pub(super) inline: PolicyCounts,
     /// Failed store calls.
     pub(super) store_failures: u64,
 }
@@ -368,7 +368,7 @@ struct LatencyModel {
 
 impl PolicyModel {
     /// Describes inline limits as a policy.
-    pub(super) fn ad_hoc(failure: FailureMode) -> Self {
+    pub(super) fn inline(failure: FailureMode) -> Self {
         Self {
             name: PolicyName::INLINE,
             domain: String::new(),

@@ -47,12 +47,12 @@ fn charges_are_counted_under_their_policy_or_inline() {
         let _ = limiter.charges().check(&[known]).unwrap();
     }
     let mut decisions = Vec::new();
-    let own = charge("ad-hoc", b"alice", "2/hour");
+    let own = charge("inline", b"alice", "2/hour");
     limiter.charges().check_each(&[own, known, own, own, own.cost(0)], &mut decisions);
     let stats = limiter.stats();
     assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (2, 2));
     assert_eq!((stats.inline.allowed, stats.inline.denied), (2, 1), "a peek is not counted");
-    assert_eq!(stats.inline.policy.as_str(), "ad-hoc");
+    assert_eq!(stats.inline.policy.as_str(), "inline");
     let request = Request::new().with("user", "alice");
     assert!(
         !limiter.check_request(&request).unwrap().is_allowed(),
@@ -118,7 +118,7 @@ fn a_policy_that_never_matches_is_charged_by_name_only() {
 
 #[test]
 fn the_inline_name_is_reserved() {
-    let error = PolicySet::new([policy("ad-hoc", "1/hour")]).unwrap_err();
+    let error = PolicySet::new([policy("inline", "1/hour")]).unwrap_err();
     assert_eq!(error, PolicyError::ReservedName(PolicyName::INLINE));
 }
 
