@@ -369,7 +369,9 @@ pub(crate) async fn decide_bytes(active: &ActiveConfig, bytes: &[u8]) {
         // Only panics and hangs matter here.
         let _ = decide(&revision, &request).await;
     }
-    if let Ok(request) = serde_json::from_slice::<super::JsonRequest>(bytes) {
-        let _ = super::JsonRequest::decide(&revision, &request.into_message()).await;
+    if let Ok(request) = serde_json::from_slice::<RateLimitRequest>(bytes) {
+        let _ = decide(&revision, &request)
+            .await
+            .map(|decision| serde_json::to_vec(&decision.response));
     }
 }
