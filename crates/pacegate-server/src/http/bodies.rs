@@ -369,22 +369,9 @@ struct LatencyModel {
 impl PolicyModel {
     /// Describes inline limits as a policy.
     pub(super) fn inline(failure: FailureMode) -> Self {
-        Self {
-            name: PolicyName::INLINE,
-            domain: String::new(),
-            envoy: false,
-            r#match: Vec::new(),
-            per: vec![Request::KEY.to_owned()],
-            missing: "share",
-            limits: Vec::new(),
-            overrides: Vec::new(),
-            mode: Mode::Enforce,
-            failure,
-            max_cost: None,
-            record_in_full: false,
-            max_debt: None,
-            notify: Vec::new(),
-        }
+        let no_limits: [Limit; 0] = [];
+        let policy = Policy::new(PolicyName::INLINE, no_limits).per([Request::KEY]);
+        Self::from(&policy.failing(failure))
     }
 }
 
