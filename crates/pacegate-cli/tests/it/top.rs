@@ -293,7 +293,7 @@ fn every_field_that_top_reads_is_in_the_openapi_document() {
     let mut missing = Vec::new();
     let schema = serde_json::json!({ "$ref": "#/components/schemas/Live" });
     compare("", &serde_json::to_value(live).unwrap(), &[&schema], &document, &mut missing);
-    assert_eq!(missing, [String::new(); 0]);
+    assert_eq!(missing, Vec::<String>::new());
 }
 
 /// Adds the fields of `value` that none of the schemas has to `missing`.
@@ -320,7 +320,7 @@ fn compare<'a>(
         match (under(&format!("/properties/{name}")), under("/additionalProperties")) {
             (named, others) if named.is_empty() && others.is_empty() => missing.push(path),
             (named, others) if named.is_empty() => {
-                compare(&path, value, &others, document, missing)
+                compare(&path, value, &others, document, missing);
             }
             (named, _) => compare(&path, value, &named, document, missing),
         }
