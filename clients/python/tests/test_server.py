@@ -131,7 +131,7 @@ class Frameworks(unittest.TestCase):
 
     def check(self, answers):
         self.assertEqual([answer.status_code for answer in answers], [200, 200, 429])
-        self.assertRegex(answers[0].headers["RateLimit"], r'^"ad-hoc";r=1;t=\d+$')
+        self.assertRegex(answers[0].headers["RateLimit"], r'^"inline";r=1;t=\d+$')
         self.assertRegex(answers[2].headers["Retry-After"], r"^\d+$")
         self.assertEqual(answers[2].json(), {"error": "too many requests"})
 

@@ -49,7 +49,7 @@ test("Express answers 429 with the headers of the decision", real, async () => {
     const answers = [];
     for (let n = 0; n < 3; n++) answers.push(await fetch(address));
     assert.deepEqual(answers.map((answer) => answer.status), [200, 200, 429]);
-    assert.match(answers[0]?.headers.get("RateLimit") ?? "", /^"ad-hoc";r=1;t=\d+$/);
+    assert.match(answers[0]?.headers.get("RateLimit") ?? "", /^"inline";r=1;t=\d+$/);
     assert.match(answers[2]?.headers.get("Retry-After") ?? "", /^\d+$/);
     assert.deepEqual(await answers[2]?.json(), { error: "too many requests" });
     assert.equal((await fetch(`${address}/${"x".repeat(1024)}`)).status, 414);

@@ -14,7 +14,7 @@ use actix_web::{
 };
 use pacegate::{Decision, Timestamp};
 use pacegate_http::{
-    Decide, Exchange, ExchangeRules, IntoDenial, Question, Refusal, ResponseFuture,
+    Decide, Exchange, ExchangeRules, IntoDenial, Question, Refusal, ResponseFuture, Settlement,
 };
 
 use crate::{ActixRules, Incoming, Rules, bridge};
@@ -179,7 +179,7 @@ where
         (response, result)
     }
 
-    fn respond(response: ServiceResponse<B>) -> Self::Response {
+    fn respond(response: ServiceResponse<B>, _: Option<Settlement>) -> Self::Response {
         response.map_into_left_body()
     }
 }

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use pacegate_tools::{
     bench::{
-        BenchReport, Check, Costs, Dialect, KeyDistribution, Length, Load, Ran, Rate, Reading,
-        Rule, Script, Target, Wanted, Windows, check,
+        BenchReport, Check, Costs, Dialect, KeyDistribution, Length, Load, LoadResult, Rate,
+        Reading, Rule, Script, Target, TargetOptions, Windows, check,
     },
     parse_duration, parse_period,
 };
@@ -232,7 +232,7 @@ fn target(args: &Bench, api_key: Option<&str>) -> anyhow::Result<(Target, Limit)
     }
     let fresh = format!("bench-{:x}-", SystemClock::new().now().as_micros());
     let prefix = requests.prefix.as_ref().unwrap_or(&fresh);
-    let target = Target::new(&Wanted {
+    let target = Target::new(&TargetOptions {
         url: &args.url,
         dialect,
         limit,
@@ -313,7 +313,7 @@ fn rate(load: &LoadOptions) -> Option<Rate> {
 }
 
 /// Runs the load, with a progress bar if standard error is a terminal.
-fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<Ran> {
+fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<LoadResult> {
     let all = match load.length {
         Length::Time(time) => (load.warm_up + time).as_millis() as u64,
         Length::Requests(requests) => requests,
@@ -348,14 +348,14 @@ fn with_progress(load: &Load, target: &Arc<Target>) -> anyhow::Result<Ran> {
     Ok(ran)
 }
 
-fn report(args: &Bench, limit: Limit, mut ran: Ran) -> BenchReport {
+fn report(args: &Bench, limit: Limit, mut ran: LoadResult) -> BenchReport {
     let check = (args.check > 0).then(|| {
         let skew = u64::try_from(args.skew.as_micros()).unwrap_or(u64::MAX / 4);
         let used = args.requests.prefix.is_some();
         let rule = Rule { limit, windows: args.windows, skew, used };
         let history = &mut ran.record.history;
         let complete = history.full_from().is_none();
-        Check { verdict: check(&rule, history), complete, denials: !used }
+        Check { result: check(&rule, history), complete, denials: !used }
     });
     BenchReport { asked: asked(args, limit), ran, check }
 }

@@ -4,7 +4,7 @@ use std::{
 };
 
 use anyhow::anyhow;
-use pacegate::Limit;
+use pacegate::{Limit, PolicyName};
 use pacegate_server::{LocalError, parse_inline_limits};
 use serde_json::Value;
 
@@ -136,8 +136,10 @@ fn decision_text(answer: &Value) -> String {
         return format!("{verb}: no limit applies{}", shadow(answer));
     };
     let by = match answer["policy"].as_str() {
-        Some("ad-hoc") | None => limit.to_owned(),
-        Some(policy) => format!("{limit} of policy {policy}"),
+        Some(policy) if policy != PolicyName::INLINE.as_str() => {
+            format!("{limit} of policy {policy}")
+        }
+        _ => limit.to_owned(),
     };
     let remaining = &answer["remaining"];
     let degraded = if answer["degraded"] == true { ", degraded" } else { "" };

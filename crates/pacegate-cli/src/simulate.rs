@@ -16,7 +16,7 @@ use pacegate_tools::{
     grouped, parse_period,
     simulate::{
         Format, Found, Generate, Goal, GoalError, Kind, Map, Page, Pattern, Place, Progress,
-        Report, Search, Spec, Study, SuggestionReport, Traffic, Variant, Words, tryable,
+        Report, Search, Spec, Study, SuggestionReport, TextReport, Traffic, Variant, tryable,
     },
 };
 
@@ -468,7 +468,7 @@ fn show(report: &Report, options: &ReportOptions) -> Result<(), CommandError> {
     }
     let text = match options.json {
         true => serde_json::to_string(report).map_err(unplayable)? + "\n",
-        false => Words(report).to_string(),
+        false => TextReport(report).to_string(),
     };
     print(text, "cannot print the report")
 }

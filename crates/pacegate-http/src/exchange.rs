@@ -72,14 +72,9 @@ pub trait Exchange: Sized {
         read: impl FnOnce(&Self::Answer) -> T,
     ) -> (Self::Served, T);
 
-    /// Converts a response of the inner service to one of the middleware.
-    fn respond(response: Self::Served) -> Self::Response;
-
-    /// [`respond`](Self::respond), for a response whose charge is corrected at its end. Default: keeps the charge.
-    fn respond_unsettled(response: Self::Served, settlement: Settlement) -> Self::Response {
-        drop(settlement);
-        Self::respond(response)
-    }
+    /// Converts a response of the inner service to one of the middleware. With a settlement, its charge may be
+    /// corrected at its end; dropping the settlement keeps the charge.
+    fn respond(response: Self::Served, settlement: Option<Settlement>) -> Self::Response;
 }
 
 /// The rules for the types of a framework.
@@ -233,17 +228,17 @@ fn settle<X: Exchange>(
     charged: Option<Charged>,
 ) -> (X::Response, Option<Settling>) {
     let Some(Charged { decision, asked, settlement }) = charged else {
-        return (X::respond(response), None);
+        return (X::respond(response, None), None);
     };
     X::add_headers(rules, &decision, asked, &mut response);
-    let Some(settlement) = settlement else { return (X::respond(response), None) };
+    let Some(settlement) = settlement else { return (X::respond(response, None), None) };
     let (response, adjustment) = X::read_head(response, |head| rules.adjustment(head));
     if adjustment == Adjustment::Keep && rules.defers() {
-        return (X::respond_unsettled(response, settlement), None);
+        return (X::respond(response, Some(settlement)), None);
     }
     match settlement.adjust(adjustment) {
-        Reply::Now(()) => (X::respond(response), None),
-        Reply::Later(settling) => (X::respond(response), Some(settling)),
+        Reply::Now(()) => (X::respond(response, None), None),
+        Reply::Later(settling) => (X::respond(response, None), Some(settling)),
     }
 }
 

@@ -13,7 +13,9 @@ use pacegate::{Decision, Timestamp};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::{Decide, Exchange, ExchangeRules, Question, RateLimitLayer, Refusal, ResponseFuture};
+use crate::{
+    Decide, Exchange, ExchangeRules, Question, RateLimitLayer, Refusal, ResponseFuture, Settlement,
+};
 
 /// A service that serves only requests within their limits. An admitted request has its
 /// [`Decision`](pacegate::Decision) in its extensions.
@@ -41,9 +43,27 @@ pub struct RateLimit<S, L, B = Bytes> {
     rules: Arc<RateLimitLayer<L, B>>,
 }
 
-/// The adapter for services of [`http::Request`].
+/// The adapter for services of [`http::Request`], with `R` as the response of the middleware.
 #[derive(Debug)]
-pub struct TowerExchange<S, L, B, ReqB, ResB>(PhantomData<(S, L, B, ReqB, ResB)>);
+pub struct TowerExchange<S, L, B, ReqB, ResB, R = Response<ResB>>(
+    PhantomData<(S, L, B, ReqB, ResB, R)>,
+);
+
+/// A response, and its charge if that is corrected at the end of the response.
+#[derive(Debug)]
+pub struct UnsettledResponse<B> {
+    /// The response of the inner service.
+    pub response: Response<B>,
+    /// The charge. If it is dropped, the estimate stays charged.
+    pub settlement: Option<Settlement>,
+}
+
+/// Keeps the charge.
+impl<B> From<UnsettledResponse<B>> for Response<B> {
+    fn from(unsettled: UnsettledResponse<B>) -> Self {
+        unsettled.response
+    }
+}
 
 impl<L: Decide> RateLimitLayer<L> {
     /// Converts the bodies of rejections by a closure, for services whose body type does not implement `From<Bytes>`.
@@ -98,11 +118,12 @@ where
     }
 }
 
-impl<S, L, B, ReqB, ResB> Exchange for TowerExchange<S, L, B, ReqB, ResB>
+impl<S, L, B, ReqB, ResB, R> Exchange for TowerExchange<S, L, B, ReqB, ResB, R>
 where
     S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
     L: Decide,
     B: Into<ResB> + 'static,
+    R: From<UnsettledResponse<ResB>>,
 {
     type Limiter = L;
     type Service = S;
@@ -113,7 +134,7 @@ where
     type Error = S::Error;
     type Answer = response::Parts;
     type Denial = Response<B>;
-    type Response = Response<ResB>;
+    type Response = R;
 
     fn call(
         service: &mut S,
@@ -138,8 +159,8 @@ where
         refusal: &Refusal,
         head: request::Parts,
         question: Option<&Question>,
-    ) -> Response<ResB> {
-        rules.refuse(refusal, &head, question).map(B::into)
+    ) -> R {
+        Self::respond(rules.refuse(refusal, &head, question).map(B::into), None)
     }
 
     fn add_headers(
@@ -160,7 +181,7 @@ where
         (Response::from_parts(head, body), result)
     }
 
-    fn respond(response: Response<ResB>) -> Response<ResB> {
-        response
+    fn respond(response: Response<ResB>, settlement: Option<Settlement>) -> R {
+        UnsettledResponse { response, settlement }.into()
     }
 }

@@ -21,7 +21,7 @@ pub use denial::IntoDenial;
 pub use exchange::{Exchange, ExchangeRules, ResponseFuture};
 pub use head::{Head, PeerAddr};
 pub use headers::{HeaderStyle, Headers, ResetStyle};
-pub use layer::{RateLimit, TowerExchange};
+pub use layer::{RateLimit, TowerExchange, UnsettledResponse};
 pub use resolve::{KeyParts, Missing, Resolve, ResolveExt};
 pub use rules::{Asked, RateLimitLayer, Refusal, Rules};
 pub use settlement::{Settle, Settlement, Settling};

@@ -228,7 +228,7 @@ fn policy_name(value: Expr) -> Result<LitStr> {
     match check_name(&name.value()) {
         Ok(()) if name.value() == INLINE_NAME => Err(Error::new(
             name.span(),
-            "the name `ad-hoc` is reserved for inline limits: choose another name",
+            "the name `inline` is reserved for inline limits: choose another name",
         )),
         Ok(()) => Ok(name),
         Err(error) => Err(Error::new(name.span(), error)),

@@ -6,7 +6,7 @@ import { ask, sentence } from "./api.js";
 import { duration, make, put } from "./live.js";
 
 /** The policy of limits that requests carry. The server does not know them, so it cannot look up these keys. */
-const AD_HOC = "ad-hoc";
+const INLINE = "inline";
 /** Display text of the empty key, of a policy with one counter for all. */
 const ALL_CLIENTS = "all clients";
 const MAX_ROWS = 10;
@@ -49,7 +49,7 @@ export class Keys {
     this.updateThresholds(answer);
     const { policy, key, blocked } = this.looked ?? {};
     // For these, only the list of blocks shows whether they are blocked.
-    if (policy === AD_HOC && blocked !== this.isBlocked(policy, key)) this.show(policy, key, null);
+    if (policy === INLINE && blocked !== this.isBlocked(policy, key)) this.show(policy, key, null);
     if (this.looked) this.updateDecisions(policy, key);
   }
 
@@ -124,7 +124,7 @@ export class Keys {
   }
 
   async look(policy, key) {
-    if (policy === AD_HOC) {
+    if (policy === INLINE) {
       this.show(policy, key, null);
       return;
     }

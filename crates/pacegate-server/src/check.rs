@@ -35,7 +35,7 @@ impl Check<'_> {
                     charges.retain(|charge| !charge.limit.algorithm().holds_permits());
                     charges.iter_mut().for_each(|charge| *charge = charge.spent());
                 }
-                Ok(engine.verdict(&charges, *id).await?.decision)
+                Ok(engine.check_batch(&charges, *id).await?.decision)
             }
         }
     }

@@ -114,8 +114,8 @@ impl Engine {
                 self.limiter.check_request(request).await?;
                 charges.iter_mut().for_each(|charge| charge.cost = 0);
             }
-            if let Some(verdict) = self.blocked(&charges, request.id_bytes()).await? {
-                return Ok(verdict.decision);
+            if let Some(batch) = self.blocked(&charges, request.id_bytes()).await? {
+                return Ok(batch.decision);
             }
         }
         self.limiter.check_request(request).await
@@ -145,7 +145,7 @@ impl Engine {
     }
 
     /// Decides charges, all or nothing. With an id they count once, even if repeated, if the store supports ids.
-    pub(crate) async fn verdict(
+    pub(crate) async fn check_batch(
         &self,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
@@ -154,14 +154,14 @@ impl Engine {
             true => self.blocked(charges, id).await?,
             false => None,
         };
-        let verdict = match blocked {
-            Some(verdict) => verdict,
+        let batch = match blocked {
+            Some(batch) => batch,
             None => self.unblocked(charges, id).await?,
         };
         if self.recent.is_open() {
-            self.record(charges, verdict.decision);
+            self.record(charges, batch.decision);
         }
-        Ok(verdict)
+        Ok(batch)
     }
 
     /// Charges as many units as all limits have, up to the cost of the charges.
@@ -177,7 +177,7 @@ impl Engine {
             false => None,
         };
         let grant = match blocked {
-            Some(verdict) => Grant { units: 0, decision: verdict.decision },
+            Some(batch) => Grant { units: 0, decision: batch.decision },
             None => self.charges().check_up_to(&charges, id).await?,
         };
         if self.recent.is_open() {
@@ -248,7 +248,7 @@ impl Engine {
     async fn check_blocked(&self, charge: &Charge<'_>) -> Result<Decision, CheckError> {
         let charges = slice::from_ref(charge);
         match self.blocked(charges, None).await? {
-            Some(verdict) => Ok(verdict.decision),
+            Some(batch) => Ok(batch.decision),
             // The block has just ended.
             None => Ok(self.unblocked(charges, None).await?.decision),
         }
@@ -288,13 +288,13 @@ impl Engine {
             .filter(|(charge, wait)| wait.is_none() || is_spent(charge))
             .map(|(charge, _)| if is_spent(charge) { *charge } else { charge.cost(0) })
             .collect();
-        let mut verdict = self.unblocked(&sent, id).await?;
-        let mut others = std::mem::take(&mut verdict.each).into_iter();
+        let mut batch = self.unblocked(&sent, id).await?;
+        let mut others = std::mem::take(&mut batch.each).into_iter();
         let mut last = None;
         for (charge, wait) in charges.iter().zip(waits) {
             let other = (wait.is_none() || is_spent(charge)).then(|| others.next()).flatten();
             let Some(wait) = wait else {
-                verdict.each.extend(other);
+                batch.each.extend(other);
                 continue;
             };
             // The limits of a policy are adjacent, and recorded once. The limiter has counted spent units.
@@ -303,12 +303,12 @@ impl Engine {
             let counted = if is_counted { charge.cost(0) } else { *charge };
             last = subject;
             let denial = self.charges().deny(&counted, Some(wait));
-            if !is_longer(&verdict.decision, &denial) {
-                verdict.decision = denial;
+            if !is_longer(&batch.decision, &denial) {
+                batch.decision = denial;
             }
-            verdict.each.push(denial);
+            batch.each.push(denial);
         }
-        Ok(Some(verdict))
+        Ok(Some(batch))
     }
 
     /// Returns `false` if no policy with blocks applies to a request, as far as can be determined quickly.
@@ -335,7 +335,7 @@ impl Engine {
             false => None,
         };
         let reserved = match blocked {
-            Some(verdict) => Reserved { decision: verdict.decision, reservation: None },
+            Some(batch) => Reserved { decision: batch.decision, reservation: None },
             None => self.charges().reserve(charges, ttl).await?,
         };
         if self.recent.is_open() {

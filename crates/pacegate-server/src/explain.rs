@@ -95,7 +95,7 @@ pub(crate) async fn explain(
 ) -> Result<Explanation, CheckError> {
     let plan = engine.plan(request);
     let charges = plan.charges(0)?;
-    let verdict = engine.verdict(&charges, None).await?;
+    let batch = engine.check_batch(&charges, None).await?;
     let (mut policies, mut unmet, mut omitted) = (Vec::new(), 0, 0);
     let all = engine.policies().policies().iter();
     // Omits the policies of Envoy rules, which match no request.
@@ -103,7 +103,7 @@ pub(crate) async fn explain(
         |policy: &&Policy| policy.domain == request.domain() && policy.matching != Match::never();
     for policy in all.filter(of_domain) {
         let replaced = engine.policies().override_for(policy.name, request);
-        let charges = charges.iter().zip(&verdict.each);
+        let charges = charges.iter().zip(&batch.each);
         let explained = Explained::new(policy, request, replaced, charges);
         unmet += usize::from(!explained.covers);
         match !explained.covers && unmet > MAX_UNMET {
@@ -114,8 +114,8 @@ pub(crate) async fn explain(
     Ok(Explanation {
         domain: request.domain().to_owned(),
         revision,
-        allowed: verdict.decision.is_allowed(),
-        policy: verdict.decision.policy().map(|policy| policy.as_str()),
+        allowed: batch.decision.is_allowed(),
+        policy: batch.decision.policy().map(|policy| policy.as_str()),
         policies,
         omitted,
     })

@@ -1,16 +1,19 @@
 //! The table of listeners.
 //!
-//! To add a listener, write the module that implements [`Protocol`](crate::service::Protocol), and add an entry here,
-//! its address in `config/listen.rs`, and its option in the command `serve`.
+//! To add a listener, write the module that implements [`Protocol`](crate::service::Protocol), and add an entry here, with
+//! its field in the configuration, and its option in the command `serve`.
 
 use std::{
     ops::{Index, IndexMut},
     sync::Arc,
 };
 
+use schemars::JsonSchema;
+use serde::Deserialize;
+
 use crate::{
     active_config::ActiveConfig,
-    config::{Bind, Settings},
+    config::{At, Bind, Settings},
     envoy::{self, Grpc},
     http::{self, HttpService},
     metrics::{ListenerMetrics, Metrics},
@@ -29,6 +32,31 @@ pub enum ListenerId {
     Grpc,
     /// The protocol of Redis.
     Resp,
+}
+
+/// The addresses of the listeners: `HOST:PORT`, with port 0 for a free port, or `off`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Listen")]
+pub(crate) struct ListenSection {
+    /// HTTP: checks, administration, metrics, health.
+    #[schemars(extend("default" = default_address(ListenerId::Http)))]
+    http: Option<At<String>>,
+
+    /// gRPC: Envoy's rate limit service.
+    #[schemars(extend("default" = default_address(ListenerId::Grpc)))]
+    grpc: Option<At<String>>,
+
+    /// The protocol of Redis.
+    #[schemars(extend("default" = default_address(ListenerId::Resp)))]
+    resp: Option<At<String>>,
+
+    /// Host names, without ports, that HTTP requests may have in their `Host` header besides `localhost` and the
+    /// addresses of this server. Requests for other hosts are rejected if this list is given, or if `http` is on the
+    /// loopback without API keys. A proxy on the same machine may need an entry.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>", example = ["limits.example.com"])]
+    pub(crate) hosts: Vec<At<String>>,
 }
 
 /// The address of each listener, indexed by [`ListenerId`].
@@ -106,10 +134,25 @@ impl ListenerId {
     }
 }
 
+fn default_address(listener: ListenerId) -> String {
+    ListenAddresses::default()[listener].to_string()
+}
+
+impl ListenSection {
+    /// Returns the address of each listener, if the configuration has it.
+    pub(crate) fn addresses(&self) -> [(ListenerId, &Option<At<String>>); LISTENER_COUNT] {
+        let Self { http, grpc, resp, hosts: _ } = self;
+        [(ListenerId::Http, http), (ListenerId::Grpc, grpc), (ListenerId::Resp, resp)]
+    }
+}
+
 impl ListenAddresses {
+    /// No listener has an address.
+    pub(crate) const OFF: Self = Self([Bind::Off; LISTENER_COUNT]);
+
     /// Returns true if no listener has an address.
     pub fn all_off(&self) -> bool {
-        self.0.iter().all(|bind| *bind == Bind::Off)
+        *self == Self::OFF
     }
 }
 

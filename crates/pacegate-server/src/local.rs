@@ -135,7 +135,7 @@ impl LocalEngine {
             if spent { charge.cost(cost).spent() } else { charge.cost(cost) }
         };
         let charges: Vec<_> = limits.iter().map(charge).collect();
-        self.answer(self.engine.verdict(&charges, None).await?.decision)
+        self.answer(self.engine.check_batch(&charges, None).await?.decision)
     }
 
     fn answer(&self, decision: Decision) -> Result<String, LocalError> {

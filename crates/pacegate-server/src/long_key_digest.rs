@@ -56,7 +56,7 @@ pub(crate) async fn check(
         return engine.check(request).await;
     }
     let plan = BoundedPlan::new(engine, request, most);
-    Ok(engine.verdict(&plan.charges(request.units())?, None).await?.decision)
+    Ok(engine.check_batch(&plan.charges(request.units())?, None).await?.decision)
 }
 
 /// Replaces the parts of a key of more than `most` bytes; `None` if there are none.

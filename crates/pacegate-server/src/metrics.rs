@@ -535,7 +535,7 @@ mod tests {
             "pacegate_build_info{version=\"0.1.0\"} 1",
             "pacegate_decisions_total{policy=\"default\",outcome=\"allowed\"} 1",
             "pacegate_decisions_total{policy=\"default\",outcome=\"denied\"} 2",
-            "pacegate_decisions_total{policy=\"ad-hoc\",outcome=\"shadow_denied\"} 0",
+            "pacegate_decisions_total{policy=\"inline\",outcome=\"shadow_denied\"} 0",
             "pacegate_decision_units_total{policy=\"default\",outcome=\"allowed\"} 1",
             "pacegate_decision_units_total{policy=\"default\",outcome=\"denied\"} 10",
             "pacegate_degraded_total{policy=\"default\"} 0",

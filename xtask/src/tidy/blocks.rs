@@ -4,9 +4,8 @@ use std::collections::HashSet;
 
 use super::{File, Finding, function_name};
 
-/// Languages of blocks that readers copy. Rust is a doctest, and other blocks are output.
-const LANGUAGES: [&str; 10] =
-    ["sh", "console", "yaml", "json", "nginx", "python", "typescript", "go", "java", "rust,ignore"];
+/// Blocks that need no mark: output, and Rust, which is a doctest.
+const UNMARKED: [&str; 4] = ["", "text", "rust", "rust,no_run"];
 
 /// Generated together with the schema, and tested there.
 const GENERATED: &str = "docs/configuration.md";
@@ -40,7 +39,7 @@ fn blocks(text: &str) -> impl Iterator<Item = (usize, &str)> {
         let previous = std::mem::replace(&mut before, line);
         let language = line.trim_start().strip_prefix("```")?;
         inside = !inside;
-        (inside && LANGUAGES.contains(&language)).then_some((number, previous))
+        (inside && !UNMARKED.contains(&language)).then_some((number, previous))
     })
 }
 
@@ -74,9 +73,9 @@ mod tests {
                     <!-- test: a_test -->\n```sh\nb\n```\n\
                     <!-- test: gone -->\n```json\n{}\n```\n\
                     <!-- not run: needs Docker -->\n```yaml\na: b\n```\n\
-                    ```\noutput\n```\n```rust\nfn a() {}\n```\n";
+                    ```\noutput\n```\n```rust\nfn a() {}\n```\n```toml\na = 1\n```\n";
         let files = [file("docs/a.md", text), file("crates/a/tests/it/a.rs", "fn a_test() {\n")];
-        assert_eq!(lines(check(&files)), [1, 9]);
+        assert_eq!(lines(check(&files)), [1, 9, 22]);
         let files = [file("CHANGELOG.md", text), file(GENERATED, text)];
         assert_eq!(check(&files), []);
     }

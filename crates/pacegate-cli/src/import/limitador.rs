@@ -398,11 +398,11 @@ policies:
         let limit = |name, seconds| {
             format!("- {{ namespace: n, name: {name:?}, max_value: 1, seconds: {seconds} }}\n")
         };
-        let text = [limit("a b", 1), limit("a-b", 2), limit("", 3), limit("ad-hoc", 4)].concat();
+        let text = [limit("a b", 1), limit("a-b", 2), limit("", 3), limit("inline", 4)].concat();
         let converted = convert(&text).unwrap();
         let names: Vec<_> =
             converted.lines().filter_map(|line| line.strip_prefix("  - name: ")).collect();
-        assert_eq!(names, ["a-b", "a-b-2", "limit", "ad-hoc-2"]);
+        assert_eq!(names, ["a-b", "a-b-2", "limit", "inline-2"]);
     }
 
     #[test]

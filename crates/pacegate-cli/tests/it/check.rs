@@ -33,7 +33,7 @@ fn decisions_are_printed_as_text() {
 fn decisions_are_printed_as_json() {
     let args = ["check", "--limit", LIMIT, "alice", "--cost", "2", "--json"];
     let expected = concat!(
-        r#"{"allowed":true,"policy":"ad-hoc","limit":"2/hour sliding-log","remaining":0,"#,
+        r#"{"allowed":true,"policy":"inline","limit":"2/hour sliding-log","remaining":0,"#,
         r#""retry_after":null,"reset_after":3600.0,"source":"store","#,
         r#""shadow_denied":false,"degraded":false}"#,
         "\n",
@@ -83,7 +83,7 @@ fn errors_are_one_sentence_with_a_hint() {
     );
     refuses(
         &["--limit", LIMIT, "--cost", "3"],
-        "error: cannot decide: a cost of 3 can never be admitted: policy `ad-hoc` takes at \
+        "error: cannot decide: a cost of 3 can never be admitted: policy `inline` takes at \
          most 2 at once\n\
          hint: use a smaller cost, or a limit with a burst such as '5/minute burst 20'\n",
     );

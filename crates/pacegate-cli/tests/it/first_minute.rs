@@ -68,11 +68,11 @@ fn the_suggested_request_is_limited_by_a_policy_of_the_file() {
 fn the_readme_shows_a_limit_that_is_reached() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let readme = fs::read_to_string(readme).unwrap();
-    let (_, start) = readme.split_once("cargo install --path crates/pacegate-cli\n").unwrap();
-    let (commands, rest) = start.split_once("```").unwrap();
+    let [_install, commands, script] = [0, 1, 2].map(|block| {
+        let block = readme.split("```sh\n").nth(block + 1).unwrap();
+        block.split_once("```").unwrap().0
+    });
     assert_eq!(commands, "pacegate init login\npacegate serve\n");
-    let (_, script) = rest.split_once("```sh\n").unwrap();
-    let (script, _) = script.split_once("```").unwrap();
 
     let folder = folder();
     assert_eq!(run_in(folder.path(), &["init", "login"]).code, Some(0));

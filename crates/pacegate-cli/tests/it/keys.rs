@@ -213,7 +213,7 @@ fn http_answers_401_and_403() {
     let mut client = http(&service);
     let free = r#"{"attributes": {"key": "k"}}"#;
     let in_shop = r#"{"domain": "shop", "attributes": {"key": "k"}}"#;
-    let ad_hoc = r#"{"key": "k", "limit": "5/day"}"#;
+    let inline = r#"{"key": "k", "limit": "5/day"}"#;
     for (key, body, status) in [
         (None, free, 401),
         (Some("wrong"), free, 401),
@@ -222,9 +222,9 @@ fn http_answers_401_and_403() {
         (Some(BOSS), in_shop, 200),
         (Some(SHOP), in_shop, 200),
         (Some(SHOP), free, 403),
-        (Some(SHOP), ad_hoc, 403),
-        (Some(BOSS), ad_hoc, 403),
-        (Some(EVERYWHERE), ad_hoc, 200),
+        (Some(SHOP), inline, 403),
+        (Some(BOSS), inline, 403),
+        (Some(EVERYWHERE), inline, 200),
         (Some(EVERYWHERE), in_shop, 200),
     ] {
         let answer = client.check(key, body).unwrap();

@@ -394,7 +394,7 @@ fn resets_and_refunds_are_audited() {
     };
     assert_eq!(audits[0], told("reset", &of_alice, "default"));
     assert_eq!(audits[1], told("refund", &of_alice, "default"));
-    assert_eq!(audits[2], told("reset", &mark(audits[2]), "ad-hoc"));
+    assert_eq!(audits[2], told("reset", &mark(audits[2]), "inline"));
     assert_eq!(audits[3], audits[0], "HTTP writes the same audit line");
     assert!(!log.contains("alice"), "{log}");
 }

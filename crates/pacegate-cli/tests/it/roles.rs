@@ -107,7 +107,7 @@ fn http_calls_by_role() {
         ("DELETE", "/v1/block?policy=free&key=blocked", "", ADMIN),
         ("POST", "/v1/clear", r#"{"policy": "free"}"#, ADMIN),
         ("POST", "/v1/clear", r#"{"domain": "jobs"}"#, ADMIN),
-        ("POST", "/v1/clear", r#"{"policy": "ad-hoc"}"#, ADMIN),
+        ("POST", "/v1/clear", r#"{"policy": "inline"}"#, ADMIN),
         ("POST", "/v1/reload", "", ADMIN),
         ("GET", "/metrics", "", ANY_KEY),
         ("GET", "/openapi.json", "", ANY_KEY),

@@ -224,7 +224,7 @@ policies:
     match: { path: /api/** }
     per: ip
     limit: [20/10s burst 25, 100/minute]
-  - name: everybody
+  - name: all-users
     limit: 90/10s
   - name: pages
     match: { path: /pages/** }
@@ -741,7 +741,7 @@ fn conflicting_options_are_rejected() {
     assert!(refused.contains("cannot be used with '--per <ATTRIBUTES>'"), "{refused}");
     let suggest = ["--suggest", "deny at most 1%"];
     let refused = said(&[&suggest[..], &["--policy", "nosuch"]].concat());
-    let names = "one of login, api, everybody, pages";
+    let names = "one of login, api, all-users, pages";
     assert!(refused.contains(&format!("unknown policy `nosuch`: expected {names}")), "{refused}");
     let refused = said(&suggest);
     assert!(refused.contains(&format!("choose a policy with --policy: {names}")), "{refused}");

@@ -105,7 +105,7 @@ fn inline_limits_cannot_take_the_room_of_domains() {
     ] {
         assert!(metrics.contains(line), "{line}\n{metrics}");
     }
-    let cleared = cell.command(&["PACEGATE.CLEAR", "POLICY", "ad-hoc"]).unwrap();
+    let cleared = cell.command(&["PACEGATE.CLEAR", "POLICY", "inline"]).unwrap();
     assert!(matches!(cleared, Reply::Int(800)), "{cleared:?}");
     assert_eq!(check(&mut http, None, "bank", "a late client").1, "store");
 }

@@ -15,6 +15,7 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Action, LocalModes, Winsize, tcflow, tcgetattr, tcsetwinsize},
 };
+use serde_json::Value;
 
 use crate::{
     clients::{Folder, Http},
@@ -274,4 +275,57 @@ fn a_pipe_gets_text_or_json() {
     let error = String::from_utf8(gone.stderr).unwrap();
     assert_eq!(gone.status.code(), Some(2));
     assert!(error.contains("cannot reach http://127.0.0.1:1"), "{error}");
+}
+
+/// `top` has its own types, because the server may be of another version.
+#[test]
+fn every_field_that_top_reads_is_in_the_openapi_document() {
+    let folder = Folder::with_config(POLICIES);
+    let service = start(&folder, "127.0.0.1:0");
+    let mut http = Http::connect(service.address("http")).unwrap();
+    let document = http.get("/openapi.json").unwrap().json();
+    // One element in each list, so that all types occur.
+    let one = serde_json::json!({
+        "policies": [{ "limits": [{}] }], "history": { "policies": { "a": {} } }, "busiest": [{}],
+        "most_denied": [{}], "blocked": [{}], "store": { "servers": [{}] }, "listeners": [{}],
+    });
+    let live: pacegate_tools::top::Live = serde_json::from_value(one).unwrap();
+    let mut missing = Vec::new();
+    let schema = serde_json::json!({ "$ref": "#/components/schemas/Live" });
+    compare("", &serde_json::to_value(live).unwrap(), &[&schema], &document, &mut missing);
+    assert_eq!(missing, Vec::<String>::new());
+}
+
+/// Adds the fields of `value` that none of the schemas has to `missing`.
+fn compare<'a>(
+    path: &str,
+    value: &Value,
+    schemas: &[&'a Value],
+    document: &'a Value,
+    missing: &mut Vec<String>,
+) {
+    let mut all = schemas.to_vec();
+    let mut next = 0;
+    while let Some(&schema) = all.get(next) {
+        let referred = schema["$ref"].as_str().map(|path| document.pointer(&path[1..]).unwrap());
+        let parts = ["allOf", "anyOf", "oneOf"].into_iter().filter_map(|of| schema[of].as_array());
+        all.extend(referred.into_iter().chain(parts.flatten()));
+        next += 1;
+    }
+    let under = |name: &str| -> Vec<&'a Value> {
+        all.iter().filter_map(|schema| schema.pointer(name)).filter(|it| it.is_object()).collect()
+    };
+    for (name, value) in value.as_object().into_iter().flatten() {
+        let path = format!("{path}/{name}");
+        match (under(&format!("/properties/{name}")), under("/additionalProperties")) {
+            (named, others) if named.is_empty() && others.is_empty() => missing.push(path),
+            (named, others) if named.is_empty() => {
+                compare(&path, value, &others, document, missing);
+            }
+            (named, _) => compare(&path, value, &named, document, missing),
+        }
+    }
+    for value in value.as_array().into_iter().flatten() {
+        compare(&format!("{path}[]"), value, &under("/items"), document, missing);
+    }
 }

@@ -1,25 +1,20 @@
 use std::{
     fmt,
     future::Future,
-    marker::PhantomData,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use http::{Request, Response, request, response};
+use http::{Request, Response};
 use http_body::Body;
-use pacegate::{Decision, Timestamp};
 use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{MeteredBody, Usage};
-use crate::{
-    Decide, Exchange, ExchangeRules, Question, RateLimitLayer, Refusal, ResponseFuture, Settlement,
-    TowerExchange,
-};
+use crate::{Decide, Exchange, RateLimitLayer, ResponseFuture, TowerExchange, UnsettledResponse};
 
 /// A tower layer that corrects charges at the end of responses, see
 /// [`RateLimitLayer::settle_by`](crate::Rules::settle_by).
@@ -36,8 +31,8 @@ pub struct Metered<S, L, B = Bytes> {
 }
 
 /// The adapter of [`Metered`]: that of the tower layer, with an uncorrected charge beside each response.
-#[derive(Debug)]
-pub struct MeteredExchange<S, L, B, ReqB, ResB>(PhantomData<(S, L, B, ReqB, ResB)>);
+pub type MeteredExchange<S, L, B, ReqB, ResB> =
+    TowerExchange<S, L, B, ReqB, ResB, UnsettledResponse<ResB>>;
 
 pin_project! {
     /// The response future of [`Metered`].
@@ -83,82 +78,15 @@ where
 
 impl<X, ResB> Future for MeteredFuture<X>
 where
-    X: Exchange<Response = (Response<ResB>, Option<Settlement>)>,
+    X: Exchange<Response = UnsettledResponse<ResB>>,
     ResB: Body<Data = Bytes>,
 {
     type Output = Result<Response<MeteredBody<ResB>>, X::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let (response, settlement) = ready!(this.response.poll(cx))?;
+        let UnsettledResponse { response, settlement } = ready!(this.response.poll(cx))?;
         Poll::Ready(Ok(MeteredBody::wrap(response, settlement, this.usage)))
-    }
-}
-
-/// The adapter whose types and steps are those of [`MeteredExchange`], except for the response.
-type Plain<S, L, B, ReqB, ResB> = TowerExchange<S, L, B, ReqB, ResB>;
-
-impl<S, L, B, ReqB, ResB> Exchange for MeteredExchange<S, L, B, ReqB, ResB>
-where
-    S: Service<Request<ReqB>, Response = Response<ResB>> + Clone,
-    L: Decide,
-    B: Into<ResB> + 'static,
-{
-    type Limiter = L;
-    type Service = S;
-    type Head = request::Parts;
-    type Body = ReqB;
-    type Call = S::Future;
-    type Served = Response<ResB>;
-    type Error = S::Error;
-    type Answer = response::Parts;
-    type Denial = Response<B>;
-    type Response = (Response<ResB>, Option<Settlement>);
-
-    fn call(
-        service: &mut S,
-        head: request::Parts,
-        body: ReqB,
-        decision: Option<Decision>,
-    ) -> S::Future {
-        Plain::<S, L, B, ReqB, ResB>::call(service, head, body, decision)
-    }
-
-    fn keep(service: &mut S) -> S {
-        Plain::<S, L, B, ReqB, ResB>::keep(service)
-    }
-
-    fn deny(
-        rules: &ExchangeRules<Self>,
-        refusal: &Refusal,
-        head: request::Parts,
-        question: Option<&Question>,
-    ) -> Self::Response {
-        (Plain::<S, L, B, ReqB, ResB>::deny(rules, refusal, head, question), None)
-    }
-
-    fn add_headers(
-        rules: &ExchangeRules<Self>,
-        decision: &Decision,
-        asked: Timestamp,
-        response: &mut Response<ResB>,
-    ) {
-        Plain::<S, L, B, ReqB, ResB>::add_headers(rules, decision, asked, response);
-    }
-
-    fn read_head<T>(
-        response: Response<ResB>,
-        read: impl FnOnce(&response::Parts) -> T,
-    ) -> (Response<ResB>, T) {
-        Plain::<S, L, B, ReqB, ResB>::read_head(response, read)
-    }
-
-    fn respond(response: Response<ResB>) -> Self::Response {
-        (response, None)
-    }
-
-    fn respond_unsettled(response: Response<ResB>, settlement: Settlement) -> Self::Response {
-        (response, Some(settlement))
     }
 }
 

@@ -405,7 +405,7 @@ fn a_limit_that_the_layout_cannot_count_fails_to_build() {
     let lease = policy(&["100/10s"]).leased("5%".parse().unwrap());
     assert!(problem(Layout::valkey_api(), lease).contains("remove the policy's lease"));
     let fine = policy(&["5/10s"]);
-    let overriding = fine.clone().overriding(Match::any(), ["5/1500ms".parse().unwrap()]);
+    let overriding = fine.clone().overriding(Match::any(), ["5/1500ms"]);
     assert!(problem(Layout::typescript(), overriding).contains("a period such as 2s"));
     let two = policy(&["5/10s sliding-log", "50/minute sliding-log"]);
     assert!(problem(Layout::unix_time_log(), two).contains("one log for all periods"));

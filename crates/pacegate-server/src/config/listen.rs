@@ -6,36 +6,8 @@ use std::{
     str::FromStr,
 };
 
-use schemars::JsonSchema;
-use serde::Deserialize;
-
 use super::{Settings, hint::shorten, settings::Reader, spanned::At};
-use crate::listeners::{ListenAddresses, ListenerId};
-
-/// The addresses of the listeners: `HOST:PORT`, with port 0 for a free port, or `off`.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[schemars(rename = "Listen")]
-pub(crate) struct ListenSection {
-    /// HTTP: checks, administration, metrics, health.
-    #[schemars(extend("default" = default_address(ListenerId::Http)))]
-    http: Option<At<String>>,
-
-    /// gRPC: Envoy's rate limit service.
-    #[schemars(extend("default" = default_address(ListenerId::Grpc)))]
-    grpc: Option<At<String>>,
-
-    /// The protocol of Redis.
-    #[schemars(extend("default" = default_address(ListenerId::Resp)))]
-    resp: Option<At<String>>,
-
-    /// Host names, without ports, that HTTP requests may have in their `Host` header besides `localhost` and the
-    /// addresses of this server. Requests for other hosts are rejected if this list is given, or if `http` is on the
-    /// loopback without API keys. A proxy on the same machine may need an entry.
-    #[serde(default)]
-    #[schemars(with = "Vec<String>", example = ["limits.example.com"])]
-    hosts: Vec<At<String>>,
-}
+use crate::listeners::ListenSection;
 
 /// The address of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,22 +27,15 @@ pub enum Bind {
 )]
 pub struct BindError(String);
 
-fn default_address(listener: ListenerId) -> String {
-    ListenAddresses::default()[listener].to_string()
-}
-
 impl Reader<'_, '_> {
     pub(super) fn listen(&mut self, section: &ListenSection, settings: &mut Settings) {
-        let ListenSection { http, grpc, resp, hosts } = section;
-        let addresses =
-            [(ListenerId::Http, http), (ListenerId::Grpc, grpc), (ListenerId::Resp, resp)];
-        for (listener, address) in addresses {
+        for (listener, address) in section.addresses() {
             let Some(At { value, location, .. }) = address else { continue };
             if let Some(bind) = self.problems.take(*location, value.parse()) {
                 settings.listen[listener] = bind;
             }
         }
-        settings.hosts = hosts.iter().filter_map(|host| self.host(host)).collect();
+        settings.hosts = section.hosts.iter().filter_map(|host| self.host(host)).collect();
     }
 
     fn host(&mut self, written: &At<String>) -> Option<String> {

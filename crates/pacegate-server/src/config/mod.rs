@@ -51,6 +51,7 @@ pub(crate) use load::rule_files;
 pub(crate) use mask::masked;
 pub(crate) use notifications::WebhookSettings;
 pub(crate) use security::{Credential, Scope, Security, TlsFiles};
+pub(crate) use spanned::At;
 pub(crate) use store::StoreAddressError;
 pub(crate) use yaml::message;
 

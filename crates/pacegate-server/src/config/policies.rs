@@ -33,7 +33,7 @@ use crate::envoy::MIN_QUOTA_PERIOD;
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Policy")]
 pub(crate) struct PolicySection {
-    /// Unique name: 1 to 64 of `A-Z a-z 0-9 _ . -`; not `ad-hoc`. It is part of the keys of counters: a renamed policy
+    /// Unique name: 1 to 64 of `A-Z a-z 0-9 _ . -`; not `inline`. It is part of the keys of counters: a renamed policy
     /// starts with new counters.
     #[schemars(example = "login-per-ip")]
     name: At<String>,
@@ -60,8 +60,9 @@ pub(crate) struct PolicySection {
     missing: Option<MissingChoice>,
 
     /// An amount per period, with an optional burst and algorithm. Several in a list are charged all or nothing.
-    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `ms`, `s`, `m`, `h`, `d`, `w`. Fixed windows
-    /// also have calendar periods: `month`, `month anchor 17`, `year`, `week starting monday`, `day in Europe/Berlin`.
+    /// Periods are `second`, `minute`, `hour`, `day`, `week`, or a number of `us`, `ms`, `s`, `m`, `h`, `d`, `w`. Fixed
+    /// windows also have calendar periods: `month`, `month anchor 17`, `year`, `week starting monday`, `day in
+    /// Europe/Berlin`.
     #[schemars(example = "100/minute", example = "5/30s sliding-log", example = ["10/second burst 20", "1000/month"])]
     limit: Texts,
 
@@ -338,7 +339,7 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
 
 fn name(written: &At<String>, problems: &mut Problems<'_>) -> Option<PolicyName> {
     if written.value == PolicyName::INLINE.as_str() {
-        let message = "the name `ad-hoc` is reserved for inline limits: choose another";
+        let message = "the name `inline` is reserved for inline limits: choose another";
         problems.add(written.location, message);
         return None;
     }

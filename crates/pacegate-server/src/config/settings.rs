@@ -13,7 +13,6 @@ use super::{
     bounds::BoundsSection,
     choices::choices,
     layout::{LayoutError, check_cluster, supported},
-    listen::ListenSection,
     notifications::NotificationsSection,
     policies::{FailureSection, PolicySection, failure},
     problem::Problems,
@@ -23,7 +22,7 @@ use super::{
 };
 use crate::{
     envoy::{EnvoyOptions, Rules, StatsSettings},
-    listeners::{ListenAddresses, ListenerId},
+    listeners::{ListenAddresses, ListenSection, ListenerId},
 };
 
 /// The configuration of `pacegate serve`. All fields are optional.

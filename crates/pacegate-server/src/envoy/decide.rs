@@ -196,7 +196,7 @@ async fn decide_charges(
     planned: &RequestCharges<'_>,
 ) -> Result<Vec<Decision>, CheckError> {
     if resolved.iter().all(|resolved| !resolved.refund) {
-        return Ok(engine.verdict(&planned.charges, None).await?.each);
+        return Ok(engine.check_batch(&planned.charges, None).await?.each);
     }
     let both = || resolved.iter().zip(&planned.parts);
     let decide = async |refund: bool| {
@@ -205,7 +205,7 @@ async fn decide_charges(
         let charges: SmallVec<[Charge<'_>; 4]> = charges.copied().collect();
         let each = match charges.is_empty() {
             true => Vec::new(),
-            false => engine.verdict(&charges, None).await?.each,
+            false => engine.check_batch(&charges, None).await?.each,
         };
         Ok::<_, CheckError>(each.into_iter())
     };
@@ -248,7 +248,7 @@ async fn decide_parts(
     let decide = async |place: usize| {
         let decided = match &planned.charges[planned.parts[place].range.clone()] {
             [] => Ok(Vec::new()),
-            charges => engine.verdict(charges, None).await.map(|verdict| verdict.each),
+            charges => engine.check_batch(charges, None).await.map(|batch| batch.each),
         };
         (place, decided)
     };
@@ -369,7 +369,9 @@ pub(crate) async fn decide_bytes(active: &ActiveConfig, bytes: &[u8]) {
         // Only panics and hangs matter here.
         let _ = decide(&revision, &request).await;
     }
-    if let Ok(request) = serde_json::from_slice::<super::JsonRequest>(bytes) {
-        let _ = super::JsonRequest::decide(&revision, &request.into_message()).await;
+    if let Ok(request) = serde_json::from_slice::<RateLimitRequest>(bytes) {
+        let _ = decide(&revision, &request)
+            .await
+            .map(|decision| serde_json::to_vec(&decision.response));
     }
 }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     config::{Bind, Settings, StoreSettings, TlsFiles},
-    listeners::ListenerId,
+    listeners::{ListenAddresses, ListenerId},
 };
 
 /// The configuration of a deployment.
@@ -102,9 +102,9 @@ impl Deployment {
         if let Some(store) = &self.store {
             settings.store = store.clone();
         }
+        settings.listen = ListenAddresses::OFF;
         settings.listen[ListenerId::Http] = self.http;
         settings.listen[ListenerId::Grpc] = self.grpc;
-        settings.listen[ListenerId::Resp] = Bind::Off;
         settings.shadow |= self.shadow;
         settings.security.grpc_tls.clone_from(&self.tls);
         settings.envoy.clone_from(&self.options);

@@ -25,12 +25,11 @@ mod store_url;
 mod variables;
 mod xds;
 
-pub(crate) use decide::{EnvoyError, decide_bytes};
+pub(crate) use decide::{EnvoyDecision, EnvoyError, decide, decide_bytes};
 pub use environment::Logging;
 pub(crate) use environment::{Deployment, RuleOrigin};
 pub(crate) use file::{FileError, RuleFile, read_bytes};
 pub(crate) use grpc::{CODES, Grpc};
-pub(crate) use json::{JsonRequest, JsonResponse};
 pub(crate) use options::EnvoyOptions;
 pub(crate) use rlqs::{MIN_PERIOD as MIN_QUOTA_PERIOD, QuotaRegistry, QuotaStats};
 pub(crate) use rules::Rules;

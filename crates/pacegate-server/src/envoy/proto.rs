@@ -7,93 +7,142 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-/// `envoy.service.ratelimit.v3.RateLimitRequest`.
-#[derive(Clone, PartialEq, Message)]
+use super::json;
+
+/// A request of `envoy.service.ratelimit.v3`. In JSON, names may also be written with underscores, and numbers as
+/// strings.
+#[derive(Clone, PartialEq, Message, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct RateLimitRequest {
+    /// Domain whose rules or policies apply.
     #[prost(bytes = "bytes", tag = "1")]
+    #[serde(default, deserialize_with = "json::text")]
+    #[schemars(with = "String", required, length(min = 1))]
     pub(crate) domain: Bytes,
+    /// Descriptors, all or none of which are charged.
     #[prost(message, repeated, tag = "2")]
+    #[serde(default, deserialize_with = "json::or_default")]
+    #[schemars(required, length(min = 1))]
     pub(crate) descriptors: Vec<RateLimitDescriptor>,
-    /// 0 means 1.
+    /// Hits of each descriptor without its own. Default: 1.
     #[prost(uint32, tag = "3")]
+    #[serde(default, alias = "hits_addend", deserialize_with = "json::u32_or_text")]
     pub(crate) hits_addend: u32,
 }
 
-/// `envoy.extensions.common.ratelimit.v3.RateLimitDescriptor`.
-#[derive(Clone, PartialEq, Message)]
+/// A descriptor of a request.
+#[derive(Clone, PartialEq, Message, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct RateLimitDescriptor {
     #[prost(message, repeated, tag = "1")]
+    #[serde(default, deserialize_with = "json::or_default")]
     pub(crate) entries: Vec<Entry>,
-    /// Replaces the configured limit.
+    /// Replaces the configured limit. Needs an API key with `inline: true` if API keys are configured.
     #[prost(message, optional, tag = "2")]
     pub(crate) limit: Option<RateLimitOverride>,
     /// Replaces that of the request. 0 is a peek.
     #[prost(message, optional, tag = "3")]
+    #[serde(default, alias = "hits_addend", deserialize_with = "json::some_u64_or_text")]
     pub(crate) hits_addend: Option<u64>,
-    /// True if the hits are refunded.
+    /// Refunds the hits. Needs the scope `admin` if API keys are configured.
     #[prost(bool, tag = "4")]
+    #[serde(default, alias = "is_negative_hits", deserialize_with = "json::or_default")]
     pub(crate) is_negative_hits: bool,
 }
 
 /// A key and a value.
-#[derive(Clone, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Entry {
     #[prost(bytes = "bytes", tag = "1")]
+    #[serde(default, deserialize_with = "json::text")]
+    #[schemars(with = "String")]
     pub(crate) key: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
+    #[serde(default, deserialize_with = "json::text")]
+    #[schemars(with = "String")]
     pub(crate) value: Bytes,
 }
 
-/// A limit in the request.
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
+/// The limit of a descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Message, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(crate) struct RateLimitOverride {
     #[prost(uint32, tag = "1")]
+    #[serde(default, alias = "requests_per_unit", deserialize_with = "json::at_most_u32")]
     pub(crate) requests_per_unit: u32,
     #[prost(enumeration = "Unit", tag = "2")]
+    #[serde(default, deserialize_with = "json::unit")]
+    #[schemars(with = "Unit")]
     pub(crate) unit: i32,
 }
 
-/// `envoy.service.ratelimit.v3.RateLimitResponse`.
-#[derive(Clone, PartialEq, Message)]
+/// A response of `envoy.service.ratelimit.v3`.
+#[derive(Clone, PartialEq, Message, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct RateLimitResponse {
     #[prost(enumeration = "Code", tag = "1")]
+    #[serde(serialize_with = "json::name_of::<Code, _>")]
+    #[schemars(with = "Code")]
     pub(crate) overall_code: i32,
-    /// One for each descriptor, in their order.
+    /// One status for each descriptor, in their order.
     #[prost(message, repeated, tag = "2")]
     pub(crate) statuses: Vec<DescriptorStatus>,
     #[prost(message, repeated, tag = "3")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(default)]
     pub(crate) response_headers_to_add: Vec<HeaderValue>,
     #[prost(message, optional, tag = "6")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "json::metadata")]
+    #[schemars(with = "Option<serde_json::Map<String, serde_json::Value>>")]
     pub(crate) dynamic_metadata: Option<Struct>,
 }
 
-/// The result for one descriptor.
-#[derive(Clone, PartialEq, Message)]
+/// The result for a descriptor.
+#[derive(Clone, PartialEq, Message, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct DescriptorStatus {
     #[prost(enumeration = "Code", tag = "1")]
+    #[serde(serialize_with = "json::name_of::<Code, _>")]
+    #[schemars(with = "Code")]
     pub(crate) code: i32,
     #[prost(message, optional, tag = "2")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) current_limit: Option<RateLimit>,
     #[prost(uint32, tag = "3")]
+    #[serde(skip_serializing_if = "json::is_zero")]
+    #[schemars(default)]
     pub(crate) limit_remaining: u32,
+    /// Seconds, such as `30s`.
     #[prost(message, optional, tag = "4")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "json::seconds")]
+    #[schemars(with = "Option<String>", regex(pattern = "^[0-9]+s$"))]
     pub(crate) duration_until_reset: Option<Duration>,
 }
 
-/// The limit that applies.
-#[derive(Clone, PartialEq, Message)]
+/// The limit that decided.
+#[derive(Clone, PartialEq, Message, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+#[schemars(rename = "CurrentLimit")]
 pub(crate) struct RateLimit {
+    #[prost(bytes = "bytes", tag = "3")]
+    #[serde(skip_serializing_if = "Bytes::is_empty", serialize_with = "json::lossy")]
+    #[schemars(with = "Option<String>")]
+    pub(crate) name: Bytes,
     #[prost(uint32, tag = "1")]
     pub(crate) requests_per_unit: u32,
     #[prost(enumeration = "Unit", tag = "2")]
+    #[serde(serialize_with = "json::name_of::<Unit, _>")]
+    #[schemars(with = "Unit")]
     pub(crate) unit: i32,
-    #[prost(bytes = "bytes", tag = "3")]
-    pub(crate) name: Bytes,
 }
 
 /// The result for a descriptor or a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Enumeration, Serialize, JsonSchema)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[repr(i32)]
 pub(crate) enum Code {
     Unknown = 0,
@@ -102,7 +151,10 @@ pub(crate) enum Code {
 }
 
 /// The unit of a limit, with the same numbers in requests and responses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Enumeration)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Enumeration, Deserialize, Serialize, JsonSchema,
+)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[repr(i32)]
 pub(crate) enum Unit {
     Unknown = 0,
@@ -115,8 +167,9 @@ pub(crate) enum Unit {
     Week = 7,
 }
 
-/// `envoy.config.core.v3.HeaderValue`.
-#[derive(Clone, PartialEq, Message)]
+/// A header that Envoy adds to its response.
+#[derive(Clone, PartialEq, Message, Serialize, JsonSchema)]
+#[schemars(rename = "Header")]
 pub(crate) struct HeaderValue {
     #[prost(string, tag = "1")]
     pub(crate) key: String,

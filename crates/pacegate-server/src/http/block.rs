@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BlockRequest {
-    /// Policy name; `ad-hoc` for inline limits.
+    /// Policy name; `inline` for inline limits.
     policy: String,
     /// Key as `GET /v1/live` shows it: the values of the policy's `per` attributes, separated by `, `.
     #[schemars(length(max = MAX_SHOWN_CHARS))]

@@ -236,7 +236,7 @@ pub(super) struct StatsResponse {
     pub(super) process: ProcessReport,
     pub(super) policies: Vec<PolicyCounts>,
     /// Inline limits.
-    pub(super) ad_hoc: PolicyCounts,
+    pub(super) inline: PolicyCounts,
     /// Failed store calls.
     pub(super) store_failures: u64,
 }
@@ -368,23 +368,10 @@ struct LatencyModel {
 
 impl PolicyModel {
     /// Describes inline limits as a policy.
-    pub(super) fn ad_hoc(failure: FailureMode) -> Self {
-        Self {
-            name: PolicyName::INLINE,
-            domain: String::new(),
-            envoy: false,
-            r#match: Vec::new(),
-            per: vec![Request::KEY.to_owned()],
-            missing: "share",
-            limits: Vec::new(),
-            overrides: Vec::new(),
-            mode: Mode::Enforce,
-            failure,
-            max_cost: None,
-            record_in_full: false,
-            max_debt: None,
-            notify: Vec::new(),
-        }
+    pub(super) fn inline(failure: FailureMode) -> Self {
+        let no_limits: [Limit; 0] = [];
+        let policy = Policy::new(PolicyName::INLINE, no_limits).per([Request::KEY]);
+        Self::from(&policy.failing(failure))
     }
 }
 

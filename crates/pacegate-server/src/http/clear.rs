@@ -11,7 +11,7 @@ use crate::{config::Scope, engine::ClearTarget};
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ClearRequest {
-    /// Policy name; `ad-hoc` for inline limits.
+    /// Policy name; `inline` for inline limits.
     policy: Option<String>,
     /// Domain; empty for the unnamed domain. Includes policies that a reload has removed.
     domain: Option<String>,

@@ -23,7 +23,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::{Shared, permit::UnsentPermit};
 use crate::{
     config::Bounds,
-    service::{Drain, InlineExecutor, Peer, Share, Unread, Watch, describe, drive, is_violation},
+    service::{
+        Drain, InlineExecutor, Peer, Share, Unread, Watch, describe, is_violation, run_connection,
+    },
 };
 
 /// A response body that counts as unread until the client has received it.
@@ -63,7 +65,8 @@ where
     });
     let builder = builder(&bounds);
     let connection = builder.serve_connection(io, service);
-    let ended = drive(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
+    let ended =
+        run_connection(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
     if let Err(error) = ended {
         let (peer, is_violation) = (watch.peer(), watch.is_http2() && is_violation(&*error));
         let error = describe(&*error);

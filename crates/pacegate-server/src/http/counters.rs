@@ -33,10 +33,9 @@ pub(super) async fn peek(shared: Context, request: Request) -> HttpResult {
 }
 
 async fn state(revision: &Revision, charges: &[Charge<'_>]) -> HttpResult {
-    let verdict = revision.engine.verdict(charges, None).await?;
-    let decision = verdict.decision;
-    let state =
-        StateResponse { decision, revision: revision.number, limits: verdict.each.to_vec() };
+    let batch = revision.engine.check_batch(charges, None).await?;
+    let decision = batch.decision;
+    let state = StateResponse { decision, revision: revision.number, limits: batch.each.to_vec() };
     Ok(mark_degraded(decision.is_degraded(), json(&state)?))
 }
 
@@ -95,7 +94,7 @@ pub(super) async fn acquire(shared: Context, request: Request) -> HttpResult {
     let permit = revision.engine.charges().new_permit_id();
     let charges = with_permit(limits.charges(check.cost())?, permit);
     let now = shared.now();
-    let decision = revision.engine.verdict(&charges, None).await?.decision;
+    let decision = revision.engine.check_batch(&charges, None).await?.decision;
     let holds_units =
         decision.is_allowed() && charges.iter().any(|charge| charge.permit != 0 && charge.cost > 0);
     // Created before anything can fail, so that an error releases the permit.

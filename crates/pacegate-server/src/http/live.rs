@@ -43,7 +43,7 @@ pub(super) struct LiveResponse {
     draining: bool,
     /// True if the server has API keys.
     keys_configured: bool,
-    /// Policies in the order of the file, and `ad-hoc` last if inline limits were used. If there are more than 1000,
+    /// Policies in the order of the file, and `inline` last if inline limits were used. If there are more than 1000,
     /// those with the most decisions.
     policies: Vec<LivePolicy>,
     /// Number of configured policies.
@@ -220,10 +220,10 @@ fn policies(
         LivePolicy { policy, counts: stats.into(), used }
     };
     let own = both.into_iter().map(|(policy, stats)| (policy.name, model(stats, policy.into())));
-    let ad_hoc = Some(&stats.inline).filter(|stats| decided(stats) > 0).map(|stats| {
-        (stats.policy, model(stats, PolicyModel::ad_hoc(revision.settings.inline_failure)))
+    let inline = Some(&stats.inline).filter(|stats| decided(stats) > 0).map(|stats| {
+        (stats.policy, model(stats, PolicyModel::inline(revision.settings.inline_failure)))
     });
-    own.chain(ad_hoc).collect()
+    own.chain(inline).collect()
 }
 
 /// Returns [`measure_usage`], measured at most once a second for all clients. Empty while the store is unreachable.

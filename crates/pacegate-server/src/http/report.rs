@@ -33,7 +33,7 @@ pub(super) async fn stats(shared: Context, request: Request) -> HttpResult {
     json(&StatsResponse {
         process: ProcessReport::new(&shared.active, &revision, &stats),
         policies: stats.policies.iter().map(PolicyCounts::from).collect(),
-        ad_hoc: PolicyCounts::from(&stats.inline),
+        inline: PolicyCounts::from(&stats.inline),
         store_failures: stats.store_failures,
     })
 }

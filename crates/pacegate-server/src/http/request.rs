@@ -143,8 +143,8 @@ struct Attributes<'a>(SmallVec<[(Text<'a>, Text<'a>); 8]>);
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
-/// The general form of a limit, for the schema.
-const LIMIT_PATTERN: &str = "^[0-9]+/([0-9]*(ms|s|m|h|d)|second|minute|hour|day)( .*)?$";
+/// The general form of a limit, for the schema. It allows every unit: [`Limit`] has the list.
+const LIMIT_PATTERN: &str = r"^\s*[0-9][0-9_]*\s*(/| per )\s*[0-9]*[a-zµ]+(\s.*)?$";
 const MAX_LIMIT_BYTES: usize = 64;
 const INVALID_ATTRIBUTE: &str = "invalid `attribute`: expected NAME:VALUE, such as user:alice";
 const PARAMETERS: &str =

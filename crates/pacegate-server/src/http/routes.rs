@@ -27,7 +27,7 @@ use super::{
     reservations,
 };
 use crate::{
-    envoy::{JsonRequest, JsonResponse},
+    envoy::proto::{RateLimitRequest, RateLimitResponse},
     explain::Explanation,
 };
 
@@ -293,9 +293,9 @@ fn proxies() -> Vec<Route> {
             .decision(seed, seed),
         Route::new("/json", "post descriptors", post(descriptors::json))
             .summary("Checks descriptors as envoyproxy/ratelimit does")
-            .body::<JsonRequest>("RateLimitRequest in its JSON form")
-            .returns::<JsonResponse>("Allowed")
-            .response(429, "Denied", &[(JSON, schema::<JsonResponse>)]),
+            .body::<RateLimitRequest>("RateLimitRequest in its JSON form")
+            .returns::<RateLimitResponse>("Allowed")
+            .response(429, "Denied", &[(JSON, schema::<RateLimitResponse>)]),
     ]
 }
 

@@ -2,14 +2,14 @@
 
 use smallvec::SmallVec;
 
-/// The words of a command; the first is its name.
-pub(crate) type Words<'a> = SmallVec<[&'a [u8]; 8]>;
+/// The arguments of a command; the first is its name.
+pub(crate) type Args<'a> = SmallVec<[&'a [u8]; 8]>;
 
 /// Bounds of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FrameBounds {
-    /// Number of words.
-    pub(crate) words: usize,
+    /// Number of arguments.
+    pub(crate) args: usize,
     /// Total bytes.
     pub(crate) bytes: usize,
 }
@@ -32,20 +32,20 @@ pub(crate) enum FrameError {
 /// Maximum bytes of a length with its line end.
 const MAX_LENGTH_BYTES: usize = 13;
 
-/// Parses the first command of `input` into `words`, and returns its length in bytes. Returns `None` if the command is
-/// incomplete; `words` is then unspecified.
+/// Parses the first command of `input` into `args`, and returns its length in bytes. Returns `None` if the command is
+/// incomplete; `args` is then unspecified.
 ///
-/// Empty lines and empty arrays are commands without words.
+/// Empty lines and empty arrays are commands without arguments.
 pub(crate) fn read<'a>(
     input: &'a [u8],
     bounds: FrameBounds,
-    words: &mut Words<'a>,
+    args: &mut Args<'a>,
 ) -> Result<Option<usize>, FrameError> {
-    words.clear();
+    args.clear();
     let done = match input.first() {
         None => None,
-        Some(b'*') => read_array(input, bounds, words)?,
-        Some(_) => read_line(input, bounds, words)?,
+        Some(b'*') => read_array(input, bounds, args)?,
+        Some(_) => read_line(input, bounds, args)?,
     };
     match done {
         Some(length) if length > bounds.bytes => Err(FrameError::TooLong),
@@ -57,10 +57,10 @@ pub(crate) fn read<'a>(
 fn read_array<'a>(
     input: &'a [u8],
     bounds: FrameBounds,
-    words: &mut Words<'a>,
+    args: &mut Args<'a>,
 ) -> Result<Option<usize>, FrameError> {
     let Some((count, mut at)) = read_length(input, 1)? else { return Ok(None) };
-    if count > bounds.words {
+    if count > bounds.args {
         return Err(FrameError::TooManyWords);
     }
     for _ in 0..count {
@@ -79,7 +79,7 @@ fn read_array<'a>(
             Some(b"\r\n") => {}
             Some(_) => return Err(FrameError::BadEnd),
         }
-        words.push(&input[start..end]);
+        args.push(&input[start..end]);
         at = end + 2;
     }
     Ok(Some(at))
@@ -110,7 +110,7 @@ pub(super) fn read_length(input: &[u8], from: usize) -> Result<Option<(usize, us
 fn read_line<'a>(
     input: &'a [u8],
     bounds: FrameBounds,
-    words: &mut Words<'a>,
+    args: &mut Args<'a>,
 ) -> Result<Option<usize>, FrameError> {
     let Some(end) = input.iter().take(bounds.bytes).position(|&byte| byte == b'\n') else {
         // Reject binary data at once instead of waiting for the end of the line.
@@ -122,8 +122,8 @@ fn read_line<'a>(
     if !line.iter().all(is_text) {
         return Err(FrameError::NotACommand);
     }
-    words.extend(line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()));
-    if words.len() > bounds.words {
+    args.extend(line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()));
+    if args.len() > bounds.args {
         return Err(FrameError::TooManyWords);
     }
     Ok(Some(end + 1))
@@ -135,13 +135,13 @@ mod tests {
 
     use super::*;
 
-    const BOUNDS: FrameBounds = FrameBounds { words: 4, bytes: 64 };
+    const BOUNDS: FrameBounds = FrameBounds { args: 4, bytes: 64 };
 
     type Found<'a> = Option<(Vec<&'a [u8]>, usize)>;
 
-    fn words(input: &[u8]) -> Result<Found<'_>, FrameError> {
-        let mut words = Words::new();
-        Ok(read(input, BOUNDS, &mut words)?.map(|length| (words.to_vec(), length)))
+    fn args(input: &[u8]) -> Result<Found<'_>, FrameError> {
+        let mut args = Args::new();
+        Ok(read(input, BOUNDS, &mut args)?.map(|length| (args.to_vec(), length)))
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
             (b"\r\n", &[], 2),
             (b"a\n", &[b"a"], 2),
         ] {
-            assert_eq!(words(input), Ok(Some((expected.to_vec(), length))), "{input:?}");
+            assert_eq!(args(input), Ok(Some((expected.to_vec(), length))), "{input:?}");
         }
     }
 
@@ -163,7 +163,7 @@ mod tests {
     fn waits_for_the_rest() {
         let whole = b"*2\r\n$4\r\nPING\r\n$2\r\nhi\r\n";
         for length in 0..whole.len() {
-            assert_eq!(words(&whole[..length]), Ok(None), "{length}");
+            assert_eq!(args(&whole[..length]), Ok(None), "{length}");
         }
     }
 
@@ -184,7 +184,7 @@ mod tests {
             (b"a\0b\n", FrameError::NotACommand),
             (&[b'x'; 64], FrameError::TooLong),
         ] {
-            assert_eq!(words(input), Err(error), "{input:?}");
+            assert_eq!(args(input), Err(error), "{input:?}");
         }
     }
 
@@ -201,10 +201,10 @@ mod tests {
             }
             let length = bytes.len();
             bytes.extend(rest);
-            let bounds = FrameBounds { words: 5, bytes: 1000 };
-            let mut words = Words::new();
-            let read = read(&bytes, bounds, &mut words).unwrap().unwrap();
-            prop_assert_eq!(words.to_vec(), list);
+            let bounds = FrameBounds { args: 5, bytes: 1000 };
+            let mut args = Args::new();
+            let read = read(&bytes, bounds, &mut args).unwrap().unwrap();
+            prop_assert_eq!(args.to_vec(), list);
             prop_assert_eq!(read, length);
         }
     }

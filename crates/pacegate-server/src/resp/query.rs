@@ -29,17 +29,17 @@ const USAGE: &str = "[COST n | SPENT n | UPTO n] [DOMAIN name] [ID text] ATTR na
 
 impl<'a> Query<'a> {
     /// Parses the words after the command name.
-    pub(super) fn read(words: &[&'a [u8]], bounds: &Bounds) -> Result<Self, CommandError> {
+    pub(super) fn read(args: &[&'a [u8]], bounds: &Bounds) -> Result<Self, CommandError> {
         let (attributes, inline) = (SmallVec::new(), None);
         let (spent, up_to) = (false, false);
         let mut query = Self { domain: "", cost: 1, spent, up_to, id: None, attributes, inline };
-        let mut rest = words;
+        let mut rest = args;
         while let [option, value, after @ ..] = rest {
             if option.eq_ignore_ascii_case(b"ATTR") {
                 query.read_attributes(&rest[1..], bounds)?;
                 return query.complete();
             }
-            let mut before = words[..words.len() - rest.len()].chunks(2);
+            let mut before = args[..args.len() - rest.len()].chunks(2);
             let is_again = before.any(|pair| is_same_option(pair[0], option));
             if is_again && !option.eq_ignore_ascii_case(b"LIMIT") {
                 return Err(CommandError::Usage(USAGE));
@@ -84,8 +84,8 @@ impl<'a> Query<'a> {
         Ok(())
     }
 
-    fn read_attributes(&mut self, words: &[&'a [u8]], bounds: &Bounds) -> Result<(), CommandError> {
-        let (pairs, []) = words.as_chunks::<2>() else {
+    fn read_attributes(&mut self, args: &[&'a [u8]], bounds: &Bounds) -> Result<(), CommandError> {
+        let (pairs, []) = args.as_chunks::<2>() else {
             return Err(CommandError::Usage("ATTR name value [name value ...]"));
         };
         if pairs.len() > bounds.attributes {

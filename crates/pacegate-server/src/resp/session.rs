@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{
     error::CommandError,
-    frame::{self, FrameBounds, Words},
+    frame::{self, Args, FrameBounds},
     query::{self, Query},
     reply::Replies,
     throttle::{self, Dialect, LimitCache, RepeatedCommand, ThrottleReply},
@@ -97,7 +97,7 @@ impl RespSession {
         let revision = active.revision();
         let max_commands = revision.settings.bounds.batch;
         let mut pending = Pending::default();
-        let (mut at, mut commands, mut words) = (0, 0, Words::new());
+        let (mut at, mut commands, mut args) = (0, 0, Args::new());
         while commands < max_commands
             && !self.is_closing
             && self.replies.bytes.len() < MAX_PENDING_BYTES
@@ -111,15 +111,15 @@ impl RespSession {
                 pending.push(charge, reply);
                 continue;
             }
-            let result = match frame::read(rest, self.frame_bounds(&revision), &mut words) {
+            let result = match frame::read(rest, self.frame_bounds(&revision), &mut args) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
                     at += length;
-                    if words.is_empty() {
+                    if args.is_empty() {
                         continue;
                     }
                     commands += 1;
-                    self.command(rest, &words, active, &revision, &mut pending).await
+                    self.command(rest, &args, active, &revision, &mut pending).await
                 }
                 Err(error) => {
                     self.is_closing = true;
@@ -139,10 +139,10 @@ impl RespSession {
     /// Returns the bounds of a command, which are lower before authentication.
     fn frame_bounds(&self, revision: &Revision) -> FrameBounds {
         let bounds = &revision.settings.bounds;
-        let words = 2 * bounds.attributes + 16;
+        let args = 2 * bounds.attributes + 16;
         match self.lacks_key(revision) {
-            false => FrameBounds { words, bytes: bounds.request_bytes },
-            true => FrameBounds { words, bytes: bounds.request_bytes.min(UNAUTHENTICATED_BYTES) },
+            false => FrameBounds { args, bytes: bounds.request_bytes },
+            true => FrameBounds { args, bytes: bounds.request_bytes.min(UNAUTHENTICATED_BYTES) },
         }
     }
 
@@ -159,27 +159,27 @@ impl RespSession {
     async fn command<'a>(
         &mut self,
         input: &[u8],
-        words: &[&'a [u8]],
+        args: &[&'a [u8]],
         active: &ActiveConfig,
         revision: &Revision,
         pending: &mut Pending<'a>,
     ) -> Result<(), CommandError> {
         let engine = &revision.engine;
-        if let Some(dialect) = Dialect::of(words[0]) {
-            let (charge, reply) = self.throttle(dialect, words, revision)?;
-            self.repeated.remember(input, words, (charge, reply));
+        if let Some(dialect) = Dialect::of(args[0]) {
+            let (charge, reply) = self.throttle(dialect, args, revision)?;
+            self.repeated.remember(input, args, (charge, reply));
             if !pending.checks.is_empty() {
                 self.flush(engine, pending).await;
             }
             pending.push(charge, reply);
             return Ok(());
         }
-        if is_http(input, words[0]) {
+        if is_http(input, args[0]) {
             (self.received_http, self.is_closing) = (true, true);
             return Err(CommandError::Http);
         }
-        if words[0].eq_ignore_ascii_case(b"PACEGATE.CHECK") {
-            let query = Query::read(&words[1..], &revision.settings.bounds)?;
+        if args[0].eq_ignore_ascii_case(b"PACEGATE.CHECK") {
+            let query = Query::read(&args[1..], &revision.settings.bounds)?;
             let up_to = query.up_to;
             let check = self.permitted(query, revision, Scope::Check)?;
             if up_to || !pending.charges.is_empty() {
@@ -192,18 +192,18 @@ impl RespSession {
             return Ok(());
         }
         self.flush(engine, pending).await;
-        self.immediate_command(words, active, revision).await
+        self.immediate_command(args, active, revision).await
     }
 
     fn throttle<'a>(
         &mut self,
         dialect: Dialect,
-        words: &[&'a [u8]],
+        args: &[&'a [u8]],
         revision: &Revision,
     ) -> Result<(Charge<'a>, ThrottleReply), CommandError> {
         self.check_inline(revision, Scope::Check)?;
-        let throttle = throttle::read(dialect, words, &mut self.limits)?;
-        query::check_length("the key", words[1], &revision.settings.bounds)?;
+        let throttle = throttle::read(dialect, args, &mut self.limits)?;
+        query::check_length("the key", args[1], &revision.settings.bounds)?;
         Ok(throttle)
     }
 
@@ -224,11 +224,11 @@ impl RespSession {
     /// Parses the arguments of a command, and checks the permissions of the client.
     fn check<'a>(
         &self,
-        words: &[&'a [u8]],
+        args: &[&'a [u8]],
         revision: &Revision,
         scope: Scope,
     ) -> Result<Check<'a>, CommandError> {
-        let query = Query::read(words, &revision.settings.bounds)?;
+        let query = Query::read(args, &revision.settings.bounds)?;
         match query.up_to {
             true => Err(CommandError::Usage(UP_TO_USAGE)),
             false => self.permitted(query, revision, scope),
@@ -298,34 +298,34 @@ impl RespSession {
     /// Runs a command that is answered at once.
     async fn immediate_command(
         &mut self,
-        words: &[&[u8]],
+        args: &[&[u8]],
         active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
-        let is = |other: &str| words[0].eq_ignore_ascii_case(other.as_bytes());
+        let is = |other: &str| args[0].eq_ignore_ascii_case(other.as_bytes());
         if is("PACEGATE.PEEK") {
-            let query = Query::read(&words[1..], &revision.settings.bounds)?.peeking();
+            let query = Query::read(&args[1..], &revision.settings.bounds)?.peeking();
             let check = self.permitted(query, revision, Scope::Check)?;
             let decision = check.decide(&revision.engine).await;
             query::write(&self.count_degraded(decision)?, &mut self.replies);
         } else if is("PACEGATE.EXPLAIN") {
-            let check = self.check(&words[1..], revision, Scope::Check)?;
+            let check = self.check(&args[1..], revision, Scope::Check)?;
             self.replies.bulk(explanation(revision, &check).await?);
         } else if is("PACEGATE.RESET") {
-            let check = self.check(&words[1..], revision, Scope::Admin)?;
+            let check = self.check(&args[1..], revision, Scope::Admin)?;
             self.change(active, revision, &check, Change::Reset).await?;
         } else if is("PACEGATE.REFUND") {
-            let check = self.check(&words[1..], revision, Scope::Admin)?;
+            let check = self.check(&args[1..], revision, Scope::Admin)?;
             self.change(active, revision, &check, Change::Refund).await?;
         } else if is("PACEGATE.RESERVE") {
-            self.reserve(&words[1..], revision).await?;
+            self.reserve(&args[1..], revision).await?;
         } else if is("PACEGATE.SETTLE") || is("PACEGATE.CANCEL") {
-            self.settle(words, revision).await?;
+            self.settle(args, revision).await?;
         } else if is("PACEGATE.CLEAR") {
-            let keys = self.clear(&words[1..], active, revision).await?;
+            let keys = self.clear(&args[1..], active, revision).await?;
             self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX));
         } else {
-            return self.general_command(words, active, revision);
+            return self.general_command(args, active, revision);
         }
         Ok(())
     }
@@ -333,12 +333,12 @@ impl RespSession {
     /// Clears all keys of a policy or a domain, and returns their number.
     async fn clear(
         &self,
-        words: &[&[u8]],
+        args: &[&[u8]],
         active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<u64, CommandError> {
         let access = self.access(revision).ok_or(CommandError::NoAuth)?;
-        let [kind, name] = words else { return Err(CommandError::Usage(CLEAR_USAGE)) };
+        let [kind, name] = args else { return Err(CommandError::Usage(CLEAR_USAGE)) };
         let name = String::from_utf8_lossy(name);
         let (target, domain) = if kind.eq_ignore_ascii_case(b"DOMAIN") {
             (ClearTarget::Domain(&name), &*name)

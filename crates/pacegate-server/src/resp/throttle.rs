@@ -62,10 +62,10 @@ const USAGE: [&str; 2] = [
 #[inline]
 pub(super) fn read<'a>(
     dialect: Dialect,
-    words: &[&'a [u8]],
+    args: &[&'a [u8]],
     cache: &mut LimitCache,
 ) -> Result<(Charge<'a>, ThrottleReply), CommandError> {
-    let (key, burst, count, period, quantity) = match *words {
+    let (key, burst, count, period, quantity) = match *args {
         [_, key, burst, count, period] => (key, burst, count, period, 1),
         [_, key, burst, count, period, quantity] => {
             (key, burst, count, period, number("quantity", quantity)?)
@@ -123,15 +123,15 @@ impl RepeatedCommand {
     pub(super) fn remember(
         &mut self,
         input: &[u8],
-        words: &[&[u8]],
+        args: &[&[u8]],
         (charge, reply): (Charge<'_>, ThrottleReply),
     ) {
         if input.first() != Some(&b'*') {
             return;
         }
         let end = |word: &[u8]| word.as_ptr().addr() - input.as_ptr().addr() + word.len();
-        let Some(length) = words.last().map(|last| end(last) + 2) else { return };
-        let (name, key) = (end(words[0]), end(words[1]));
+        let Some(length) = args.last().map(|last| end(last) + 2) else { return };
+        let (name, key) = (end(args[0]), end(args[1]));
         self.head.clear();
         self.head.extend_from_slice(&input[..name + 3]);
         self.tail.clear();
@@ -183,15 +183,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        super::frame::{FrameBounds, Words},
+        super::frame::{Args, FrameBounds},
         *,
     };
 
     const MAX_KEY: usize = 40;
 
-    fn command(words: &[&[u8]]) -> Vec<u8> {
-        let mut text = format!("*{}\r\n", words.len()).into_bytes();
-        for word in words {
+    fn command(args: &[&[u8]]) -> Vec<u8> {
+        let mut text = format!("*{}\r\n", args.len()).into_bytes();
+        for word in args {
             text.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
             text.extend_from_slice(word);
             text.extend_from_slice(b"\r\n");
@@ -202,19 +202,19 @@ mod tests {
     /// Parses a command without the memory of the last one.
     fn parse<'a>(
         input: &'a [u8],
-        words: &mut Words<'a>,
+        args: &mut Args<'a>,
     ) -> Option<(Charge<'a>, ThrottleReply, usize)> {
-        let bounds = FrameBounds { words: 16, bytes: 1 << 16 };
-        let length = frame::read(input, bounds, words).ok()??;
-        let dialect = Dialect::of(words.first()?)?;
-        let (charge, form) = read(dialect, words, &mut LimitCache::default()).ok()?;
+        let bounds = FrameBounds { args: 16, bytes: 1 << 16 };
+        let length = frame::read(input, bounds, args).ok()??;
+        let dialect = Dialect::of(args.first()?)?;
+        let (charge, form) = read(dialect, args, &mut LimitCache::default()).ok()?;
         Some((charge, form, length))
     }
 
     fn remembered(input: &[u8]) -> RepeatedCommand {
-        let (mut words, mut repeated) = (Words::new(), RepeatedCommand::default());
-        let (charge, form, _) = parse(input, &mut words).unwrap();
-        repeated.remember(input, &words, (charge, form));
+        let (mut args, mut repeated) = (Args::new(), RepeatedCommand::default());
+        let (charge, form, _) = parse(input, &mut args).unwrap();
+        repeated.remember(input, &args, (charge, form));
         repeated
     }
 
@@ -232,18 +232,18 @@ mod tests {
         for (at, _) in first.iter().enumerate() {
             assert_eq!(key(&first[..at]), None, "{at} bytes of it");
         }
-        for words in [
+        for args in [
             [&b"CL.THROTTLE"[..], b"alice", b"15", b"30", b"61"],
             [b"CL.THROTTLE", b"alice", b"16", b"30", b"60"],
             [b"cl.throttle", b"alice", b"15", b"30", b"60"],
         ] {
-            assert_eq!(key(&command(&words)), None);
+            assert_eq!(key(&command(&args)), None);
         }
         assert_eq!(key(&command(&[b"CL.THROTTLE", b"alice", b"15", b"30", b"60", b"1"])), None);
         let mut typed = RepeatedCommand::default();
-        let words: [&[u8]; 5] = [b"CL.THROTTLE", b"alice", b"15", b"30", b"60"];
-        let read = read(Dialect::Cell, &words, &mut LimitCache::default()).unwrap();
-        typed.remember(b"CL.THROTTLE alice 15 30 60\r\n", &words, read);
+        let args: [&[u8]; 5] = [b"CL.THROTTLE", b"alice", b"15", b"30", b"60"];
+        let read = read(Dialect::Cell, &args, &mut LimitCache::default()).unwrap();
+        typed.remember(b"CL.THROTTLE alice 15 30 60\r\n", &args, read);
         assert!(typed.known.is_none());
     }
 
@@ -258,15 +258,15 @@ mod tests {
         ) {
             let name: &[u8] = if crab { b"THROTTLE" } else { b"CL.THROTTLE" };
             let quantity = quantity.min(15).to_string();
-            let words = [name, b"alice", b"15", b"30", b"60", quantity.as_bytes()];
-            let repeated = remembered(&command(&words));
+            let args = [name, b"alice", b"15", b"30", b"60", quantity.as_bytes()];
+            let repeated = remembered(&command(&args));
             let mut next = command(&[name, &key, b"15", b"30", b"60", quantity.as_bytes()]);
             prop_assert!(repeated.read(&next, MAX_KEY).is_some());
             let place = place.index(next.len());
             next[place] = byte;
-            let mut words = Words::new();
+            let mut args = Args::new();
             if let Some((charge, form, length)) = repeated.read(&next, MAX_KEY) {
-                let (expected, expected_form, expected_length) = parse(&next, &mut words).unwrap();
+                let (expected, expected_form, expected_length) = parse(&next, &mut args).unwrap();
                 prop_assert_eq!((form, length), (expected_form, expected_length));
                 let of = |charge: Charge<'_>| (charge.key.to_buf(), charge.limit, charge.cost);
                 prop_assert_eq!(of(charge), of(expected));

@@ -27,5 +27,5 @@ pub(crate) use quiet::Quiet;
 pub(crate) use rejections::{Guesses, RejectionLog};
 pub(crate) use source::{Peer, Sources};
 pub(crate) use tls::{Tls, TlsError, certificates};
-pub(crate) use watch::{Open, Watch, describe, drive, is_violation};
+pub(crate) use watch::{Open, Watch, describe, is_violation, run_connection};
 pub(crate) use workers::Workers;

@@ -113,8 +113,8 @@ const MAX_DRAINED_BYTES: usize = 1 << 20;
 /// The interval between checks of a busy connection after the grace period of a drain.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Drives `connection` to its end. `close` starts its graceful shutdown.
-pub(crate) async fn drive<C, E>(
+/// Runs `connection` to its end. `close` starts its graceful shutdown.
+pub(crate) async fn run_connection<C, E>(
     connection: C,
     close: impl Fn(Pin<&mut C>),
     watch: &Watch,

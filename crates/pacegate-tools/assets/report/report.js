@@ -94,8 +94,8 @@ function suggestion() {
     section.append(make("h3", { text: `${text}: ${suggestion.target}` }));
     return [section];
   }
-  const tried = [`${suggestion.limit} ${suggestion.told}`];
-  if (suggestion.next) tried.push(`${suggestion.next[0]} ${suggestion.next_told}`);
+  const tried = [`${suggestion.limit} ${suggestion.summary}`];
+  if (suggestion.next) tried.push(`${suggestion.next[0]} ${suggestion.next_summary}`);
   const { headroom } = suggestion;
   tried.push(headroom
     ? `Headroom: ${headroom.share}. The busiest client without denials sends ${whole(headroom.peak)} of ${whole(headroom.amount)} in any ${headroom.period}.`

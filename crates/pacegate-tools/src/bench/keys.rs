@@ -46,15 +46,15 @@ enum Source {
 }
 
 /// Maximum number of keys.
-const MOST_KEYS: u32 = 100_000_000;
+const MAX_KEYS: u32 = 100_000_000;
 /// Maximum number of keys of a Zipf distribution.
-const MOST_ZIPF: u32 = 10_000_000;
+const MAX_ZIPF: u32 = 10_000_000;
 /// Number of precomputed keys.
 const PREPARED: usize = 1 << 20;
 /// Number of precomputed costs.
 const COSTS: usize = 1 << 12;
 /// Maximum number of costs in a mix.
-const MOST_COSTS: usize = 16;
+const MAX_COSTS: usize = 16;
 
 /// A text that is not a key distribution.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,12 +84,12 @@ impl FromStr for KeyDistribution {
         };
         match text.split_once(':') {
             None if text == "hot" => Ok(Self::Hot),
-            Some(("uniform", keys)) => Ok(Self::Uniform(count(keys, MOST_KEYS)?)),
+            Some(("uniform", keys)) => Ok(Self::Uniform(count(keys, MAX_KEYS)?)),
             Some(("zipf", rest)) => {
                 let (keys, exponent) = rest.split_once(',').unwrap_or((rest, "1"));
                 let exponent: f64 = exponent.parse().map_err(|_| KeysError::Invalid)?;
                 match (0.0..=10.0).contains(&exponent) {
-                    true => Ok(Self::Zipf(count(keys, MOST_ZIPF)?, exponent)),
+                    true => Ok(Self::Zipf(count(keys, MAX_ZIPF)?, exponent)),
                     false => Err(KeysError::Exponent),
                 }
             }
@@ -109,7 +109,7 @@ impl FromStr for Costs {
         };
         let shares: Option<Vec<_>> = text.split(',').map(share).collect();
         match shares {
-            Some(shares) if shares.len() <= MOST_COSTS => Ok(Self { shares }),
+            Some(shares) if shares.len() <= MAX_COSTS => Ok(Self { shares }),
             _ => Err(CostsError),
         }
     }

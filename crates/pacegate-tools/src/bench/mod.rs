@@ -11,7 +11,7 @@ mod target;
 pub use self::{
     check::{Rule, Windows, check},
     keys::{Costs, CostsError, KeyDistribution, KeysError},
-    load::{Length, Load, Ran, Rate},
+    load::{Length, Load, LoadResult, Rate},
     report::{BenchReport, Check},
-    target::{Dialect, Reading, Script, Target, Wanted},
+    target::{Dialect, Reading, Script, Target, TargetOptions},
 };

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use indicatif::HumanCount;
 use serde_json::{Value, json};
 
-use super::{check::Verdict, load::Ran};
+use super::{check::CheckResult, load::LoadResult};
 
 /// Everything that is reported about a run.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct BenchReport {
     /// The parameters of the run: names and values.
     pub asked: Vec<(&'static str, Value)>,
     /// The measurement.
-    pub ran: Ran,
+    pub ran: LoadResult,
     /// The check of the decisions, if there was one.
     pub check: Option<Check>,
 }
@@ -24,7 +24,7 @@ pub struct BenchReport {
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
     /// The wrong decisions.
-    pub verdict: Verdict,
+    pub result: CheckResult,
     /// True if every request was checked.
     pub complete: bool,
     /// True if denials were judged, which takes keys that were never used before.
@@ -109,11 +109,12 @@ fn at_share(latencies: &Histogram<u64>, share: u64) -> u64 {
 impl Check {
     /// Returns true if no decision was wrong.
     pub fn is_clean(&self) -> bool {
-        self.verdict.over_admitted == 0 && self.verdict.wrongly_denied == 0
+        self.result.over_admitted == 0 && self.result.wrongly_denied == 0
     }
 
     fn json(self) -> Value {
-        let Verdict { checked, over_admitted, wrongly_denied, keys_wronged, worst } = self.verdict;
+        let CheckResult { checked, over_admitted, wrongly_denied, keys_wronged, worst } =
+            self.result;
         json!({
             "checked": checked,
             "complete": self.complete,
@@ -127,7 +128,8 @@ impl Check {
 
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict { checked, over_admitted, wrongly_denied, keys_wronged, worst } = self.verdict;
+        let CheckResult { checked, over_admitted, wrongly_denied, keys_wronged, worst } =
+            self.result;
         let first = if self.complete { "" } else { "the first " };
         write!(f, "{first}{} requests: ", HumanCount(checked))?;
         write!(f, "{} over-admitted", HumanCount(over_admitted))?;
@@ -269,16 +271,16 @@ mod tests {
 
     #[test]
     fn a_check_shows_its_findings_and_the_number_of_requests() {
-        let verdict = Verdict { checked: 30, over_admitted: 7, ..Verdict::default() };
-        let verdict = Verdict { keys_wronged: 1, worst: Some((0, 7)), ..verdict };
-        let check = Check { verdict, complete: false, denials: true };
+        let result = CheckResult { checked: 30, over_admitted: 7, ..CheckResult::default() };
+        let result = CheckResult { keys_wronged: 1, worst: Some((0, 7)), ..result };
+        let check = Check { result, complete: false, denials: true };
         let words = "the first 30 requests: 7 over-admitted, 0 wrongly denied, on 1 key";
         assert_eq!(check.to_string(), words);
         let check = Check { denials: false, complete: true, ..check };
         let words = "30 requests: 7 over-admitted, on 1 key; denials not judged: keys may have been used before";
         assert_eq!(check.to_string(), words);
-        let verdict = Verdict { keys_wronged: 2, ..verdict };
-        let check = Check { verdict, complete: true, denials: true };
+        let result = CheckResult { keys_wronged: 2, ..result };
+        let check = Check { result, complete: true, denials: true };
         assert!(check.to_string().ends_with("on 2 keys; worst: key 0 with 7 over-admitted"));
     }
 }

@@ -13,7 +13,7 @@ mod traffic;
 pub use self::{
     pattern::{CountError, Generate, GenerateError, Kind, Pattern, PatternError, SettingError},
     replay::{Variant, tryable},
-    report::{Page, Report, SuggestionReport, Words},
+    report::{Page, Report, SuggestionReport, TextReport},
     suggest::{Found, Goal, GoalError, Search},
     traffic::{Format, Map, MapError, Place, Progress, Spec},
 };

@@ -150,7 +150,7 @@ impl Goal {
     }
 
     /// Describes the result of a limit in terms of the target.
-    pub fn told(self, outcome: &Outcome) -> String {
+    pub fn describe(self, outcome: &Outcome) -> String {
         let Outcome { requests, denied, clients, touched, highest } = outcome;
         match self {
             Self::Denied(_) => format!("denies {} of requests", percent(*denied, *requests)),

@@ -1,12 +1,12 @@
 //! The parts of `GET /v1/live` that are shown. All fields are optional, because the server may be of another
-//! version.
+//! version. A test of `pacegate-cli` compares them with the OpenAPI document of the server.
 
 use std::collections::HashMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Live statistics of a server.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Live {
     pub(super) now: f64,
@@ -26,7 +26,7 @@ pub struct Live {
     pub(super) listeners: Vec<Listener>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Policy {
     pub(super) name: String,
@@ -39,13 +39,13 @@ pub(super) struct Policy {
     pub(super) used: Option<f64>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Limit {
     pub(super) limit: String,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Chart {
     pub(super) from: u64,
@@ -53,7 +53,7 @@ pub(super) struct Chart {
     pub(super) policies: HashMap<String, Counts>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Counts {
     pub(super) allowed: Vec<u32>,
@@ -63,7 +63,7 @@ pub(super) struct Counts {
     pub(super) denied_units: Vec<u32>,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct TopKey {
     pub(super) policy: String,
@@ -72,14 +72,14 @@ pub(super) struct TopKey {
     pub(super) denied: u64,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Block {
     pub(super) policy: String,
     pub(super) key: String,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Store {
     pub(super) kind: String,
@@ -94,13 +94,13 @@ pub(super) struct Store {
     pub(super) timed_out: u64,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Server {
     pub(super) round_trip: f64,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Listener {
     pub(super) name: String,
@@ -108,7 +108,7 @@ pub(super) struct Listener {
     pub(super) latency: Latency,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct Latency {
     pub(super) p50: Option<f64>,

@@ -4,7 +4,7 @@ use std::{
     ops::Deref,
 };
 
-use super::{Outcome, State};
+use super::{Algorithm, Excess, Outcome, State};
 use crate::{Limit, clock::Timestamp};
 
 /// A custom algorithm, for stores in this process.
@@ -66,24 +66,66 @@ pub trait CustomAlgorithm: fmt::Debug + Send + Sync {
     }
 }
 
+/// Size of the two parts of a payload.
+const HALF_BITS: u32 = 35;
+
 /// Runs [`CustomAlgorithm::step`] and makes the resulting state storable.
-pub(super) fn step(
-    custom: Custom,
-    limit: &Limit,
-    state: &mut State,
-    now: u64,
-    cost: u64,
-) -> Outcome {
+pub(super) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let (now, known) = (Timestamp::from_micros(now), !state.is_empty());
-    let outcome = custom.step(limit, state, now, cost);
+    let outcome = of(limit).step(limit, state, now, cost);
     if known {
         *state = kept(*state, now);
     }
     outcome
 }
 
+/// Runs [`CustomAlgorithm::refund`] and makes the resulting state storable.
+pub(super) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
+    let now = Timestamp::from_micros(now);
+    kept(of(limit).refund(limit, state, now, cost), now)
+}
+
+/// Returns nothing: a custom algorithm does not know the units of one charge.
+pub(super) fn return_units(_: &Limit, state: State, _: u64, _: State, _: u64) -> State {
+    state
+}
+
+/// Never called: a custom algorithm rejects a cost that does not fit, see [`Excess::under`].
+pub(super) fn used(limit: &Limit, _: State, _: u64, _: Excess) -> u64 {
+    unreachable!("{} rejects an excess", limit.algorithm())
+}
+
+/// Never called, like [`used`].
+pub(super) fn add(limit: &Limit, _: State, _: u64, _: u64, _: Excess) -> State {
+    unreachable!("{} rejects an excess", limit.algorithm())
+}
+
+/// Returns the lifetime and the payload in two opaque parts.
+pub(super) fn to_words(_: &Limit, state: State) -> (u64, u64) {
+    let high = (state.payload() >> HALF_BITS) as u64;
+    (state.lifetime_bits() << HALF_BITS | high, low_half(state.payload() as u64))
+}
+
+/// Reverses [`to_words`]: returns the lifetime and the payload.
+pub(super) fn from_words(_: &Limit, first: u64, second: u64) -> (u64, u128) {
+    let payload = u128::from(low_half(first)) << HALF_BITS | u128::from(low_half(second));
+    let bits = first >> HALF_BITS;
+    (1 << bits.saturating_sub(1).min(62), payload.min(State::MAX_PAYLOAD))
+}
+
+fn low_half(word: u64) -> u64 {
+    word & ((1 << HALF_BITS) - 1)
+}
+
+fn of(limit: &Limit) -> Custom {
+    match limit.algorithm() {
+        Algorithm::Custom(custom) => custom,
+        other => unreachable!("{other} keeps a log, not a state"),
+    }
+}
+
 /// Ensures that a used cell never contains an empty state, because the store would consider it free.
-pub(super) fn kept(state: State, now: Timestamp) -> State {
+fn kept(state: State, now: Timestamp) -> State {
     if state.is_empty() { State::new(now, 0, 0) } else { state }
 }
 

@@ -1,6 +1,6 @@
 //! Charges that are recorded even if they exceed the limit.
 
-use super::{Algorithm, Outcome, State, fixed_window, sliding_window, step, token_bucket};
+use super::{Algorithm, Outcome, State, fixed_window, step};
 use crate::{Limit, clock::Timestamp};
 
 /// Decides what happens to a charge that does not fit its limit.
@@ -137,12 +137,7 @@ fn record(limit: &Limit, state: &mut State, now: u64, cost: u64, excess: Excess)
     if state.at().as_micros() > now {
         super::rebase(limit, state, now);
     }
-    let used = match limit.algorithm() {
-        Algorithm::FixedWindow => fixed_window::used(limit, *state, now, excess),
-        Algorithm::SlidingWindow => sliding_window::used(limit, *state, now),
-        Algorithm::TokenBucket => token_bucket::used(limit, *state, now),
-        _ => unreachable!("{} rejects an excess", limit.algorithm()),
-    };
+    let used = dispatch!(limit, used(limit, *state, now, excess));
     if excess == Excess::Count && cost == 0 && used <= limit.capacity() {
         return (Outcome::taken(0, step(limit, state, now, 0).reset_after), 0);
     }
@@ -151,11 +146,7 @@ fn record(limit: &Limit, state: &mut State, now: u64, cost: u64, excess: Excess)
         _ => units(limit, used, cost, excess),
     };
     if units > 0 {
-        *state = match limit.algorithm() {
-            Algorithm::FixedWindow => fixed_window::add(limit, *state, now, units, excess),
-            Algorithm::SlidingWindow => sliding_window::add(limit, *state, now, units),
-            _ => token_bucket::add(limit, *state, now, units),
-        };
+        *state = dispatch!(limit, add(limit, *state, now, units, excess));
     }
     let outcome = step(limit, state, now, 0);
     (Outcome { remaining: free_before(limit, used, excess), ..outcome }, units)

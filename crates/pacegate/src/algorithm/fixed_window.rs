@@ -24,6 +24,8 @@ struct Window {
 const DEBT: u64 = 1 << 60;
 
 /// Decides `cost` at `now`. After a denial, the client can retry when the window ends, or when its debt is paid.
+///
+/// Inlined: this is the common case, and so short that a call would double its time.
 #[inline]
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let window = Window::at(limit, *state, now);
@@ -47,15 +49,15 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     Window { used, has_debt: window.has_debt && used > limit.amount(), ..window }.state(limit)
 }
 
-/// Returns units that were charged at `charged_at`, unless that window is over.
+/// Returns units of an earlier charge, unless its window is over.
 pub(super) fn return_units(
     limit: &Limit,
     state: State,
     now: u64,
-    charged_at: u64,
+    charged: State,
     units: u64,
 ) -> State {
-    let is_over = charged_at < Window::at(limit, state, now).start;
+    let is_over = charged.at().as_micros() < Window::at(limit, state, now).start;
     if is_over { state } else { refund(limit, state, now, units) }
 }
 
@@ -81,6 +83,18 @@ pub(super) fn add(limit: &Limit, state: State, now: u64, units: u64, excess: Exc
     let used = used(limit, state, now, excess) + units;
     let has_debt = (window.owes(limit) || is_debt) && used > limit.amount();
     Window { used, has_debt, ..window }.state(limit)
+}
+
+/// Returns the used units, and 1 if there is debt.
+pub(super) fn to_words(_: &Limit, state: State) -> (u64, u64) {
+    let (used, has_debt) = unpack(state.payload());
+    (used.min(Limit::MAX_AMOUNT), u64::from(has_debt))
+}
+
+/// Reverses [`to_words`]: returns the lifetime and the payload.
+pub(super) fn from_words(limit: &Limit, used: u64, has_debt: u64) -> (u64, u128) {
+    let (used, has_debt) = (used.min(Limit::MAX_AMOUNT), has_debt > 0);
+    (lifetime(limit, used, has_debt), pack(used, has_debt))
 }
 
 impl Window {
@@ -152,7 +166,7 @@ fn rest(limit: &Limit, used: u64, windows: u64) -> (u64, bool) {
 
 /// Returns a time in microseconds from the start of the window, after which its units no longer count.
 #[inline]
-pub(super) fn lifetime(limit: &Limit, used: u64, has_debt: bool) -> u64 {
+fn lifetime(limit: &Limit, used: u64, has_debt: bool) -> u64 {
     let longest = limit.max_window_micros();
     match has_debt {
         true => used.div_ceil(limit.amount().max(1)).max(1).saturating_mul(longest).min(NEVER / 4),
@@ -162,13 +176,13 @@ pub(super) fn lifetime(limit: &Limit, used: u64, has_debt: bool) -> u64 {
 
 /// Packs the used units and `true` if there is debt. Reversed by [`unpack`].
 #[inline]
-pub(super) fn pack(used: u64, has_debt: bool) -> u128 {
+fn pack(used: u64, has_debt: bool) -> u128 {
     u128::from(used & (DEBT - 1) | if has_debt { DEBT } else { 0 })
 }
 
 /// Returns the used units, and `true` if there is debt.
 #[inline]
-pub(super) fn unpack(payload: u128) -> (u64, bool) {
+fn unpack(payload: u128) -> (u64, bool) {
     let payload = payload as u64;
     (payload & (DEBT - 1), payload & DEBT != 0)
 }

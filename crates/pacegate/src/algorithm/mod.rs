@@ -9,6 +9,20 @@
 //! unit would be admitted; if the clock has stepped back, the state is first moved back too, so that the wait
 //! is never longer than if everything had been used just now.
 
+/// Calls a function of the algorithm of a limit. The module of each algorithm with a [`State`] has the same functions:
+/// `step`, `refund`, `return_units`, `used`, `add`, `to_words` and `from_words`.
+macro_rules! dispatch {
+    ($limit:expr, $function:ident($($argument:expr),+)) => {
+        match $limit.algorithm() {
+            $crate::Algorithm::FixedWindow => $crate::algorithm::fixed_window::$function($($argument),+),
+            $crate::Algorithm::TokenBucket => $crate::algorithm::token_bucket::$function($($argument),+),
+            $crate::Algorithm::SlidingWindow => $crate::algorithm::sliding_window::$function($($argument),+),
+            // Algorithms with a log have no state, and panic there.
+            _ => $crate::algorithm::custom::$function($($argument),+),
+        }
+    };
+}
+
 mod custom;
 mod excess;
 pub(crate) mod fixed_window;
@@ -132,16 +146,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     if state.at().as_micros() > now {
         rebase(limit, state, now);
     }
-    match limit.algorithm() {
-        // Inlined: this is the common case, and so short that a call would double its time.
-        Algorithm::FixedWindow => fixed_window::step(limit, state, now, cost),
-        Algorithm::TokenBucket => token_bucket::step(limit, state, now, cost),
-        Algorithm::SlidingWindow => sliding_window::step(limit, state, now, cost),
-        Algorithm::Custom(custom) => custom::step(custom, limit, state, now, cost),
-        Algorithm::SlidingLog | Algorithm::Concurrency => {
-            unreachable!("{} keeps a log, not a state", limit.algorithm())
-        }
-    }
+    dispatch!(limit, step(limit, state, now, cost))
 }
 
 /// After the clock has stepped back, moves a state back to the latest valid instant. Keeps the used units.
@@ -190,18 +195,7 @@ pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> St
     if state.at().as_micros() > now {
         rebase(limit, &mut state, now);
     }
-    match limit.algorithm() {
-        Algorithm::FixedWindow => fixed_window::refund(limit, state, now, cost),
-        Algorithm::TokenBucket => token_bucket::refund(limit, state, now, cost),
-        Algorithm::SlidingWindow => sliding_window::refund(limit, state, now, cost),
-        Algorithm::Custom(custom) => {
-            let now = Timestamp::from_micros(now);
-            custom::kept(custom.refund(limit, state, now, cost), now)
-        }
-        Algorithm::SlidingLog | Algorithm::Concurrency => {
-            unreachable!("{} keeps a log, not a state", limit.algorithm())
-        }
-    }
+    dispatch!(limit, refund(limit, state, now, cost))
 }
 
 /// Returns up to `units` of an earlier charge to where they were charged, as far as they still count, and no more than
@@ -216,13 +210,7 @@ pub(crate) fn return_units(
     if state.at().as_micros() > now {
         rebase(limit, &mut state, now);
     }
-    let at = charged.at().as_micros();
-    match limit.algorithm() {
-        Algorithm::FixedWindow => fixed_window::return_units(limit, state, now, at, units),
-        Algorithm::SlidingWindow => sliding_window::return_units(limit, state, now, at, units),
-        Algorithm::TokenBucket => token_bucket::return_units(limit, state, now, charged, units),
-        _ => state,
-    }
+    dispatch!(limit, return_units(limit, state, now, charged, units))
 }
 
 #[cfg(test)]

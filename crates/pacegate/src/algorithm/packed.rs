@@ -1,10 +1,7 @@
 //! Converts a [`State`] to three integers, for stores whose numbers are doubles.
 
-use super::{Algorithm, State, fixed_window, sliding_window, token_bucket};
+use super::State;
 use crate::{Limit, clock::Timestamp};
-
-/// Size of the two parts of a custom algorithm's payload.
-const HALF_BITS: u32 = 35;
 
 impl State {
     /// Converts the state of a key under `limit` to integers below 2^53, which a double represents exactly:
@@ -20,25 +17,8 @@ impl State {
     /// words[2]`, with the period in microseconds and `words[2]` less than that. An empty state is three
     /// zeros.
     pub fn to_words(self, limit: &Limit) -> [u64; 3] {
-        let (at, payload) = (self.at().as_micros(), self.payload());
-        let (first, second) = match limit.algorithm() {
-            Algorithm::FixedWindow => {
-                let (used, has_debt) = fixed_window::unpack(payload);
-                (used.min(Limit::MAX_AMOUNT), u64::from(has_debt))
-            }
-            Algorithm::SlidingWindow => sliding_window::unpack(payload),
-            Algorithm::TokenBucket => {
-                let period = u128::from(limit.period_micros());
-                // No state that a step has created has a larger debt.
-                let debt = payload.min(u128::from(Limit::MAX_AMOUNT) * period);
-                ((debt / period) as u64, (debt % period) as u64)
-            }
-            Algorithm::Custom(_) | Algorithm::SlidingLog | Algorithm::Concurrency => {
-                let high = (payload >> HALF_BITS) as u64;
-                (self.lifetime_bits() << HALF_BITS | high, payload as u64 & low_half(u64::MAX))
-            }
-        };
-        [at, first, second]
+        let (first, second) = dispatch!(limit, to_words(limit, self));
+        [self.at().as_micros(), first, second]
     }
 
     /// Reverses [`State::to_words`], for a limit with the same algorithm and period.
@@ -49,35 +29,9 @@ impl State {
             return Self::EMPTY;
         }
         let [at, first, second] = words;
-        let (lifetime, payload) = match limit.algorithm() {
-            Algorithm::FixedWindow => {
-                let (used, has_debt) = (first.min(Limit::MAX_AMOUNT), second > 0);
-                let lifetime = fixed_window::lifetime(limit, used, has_debt);
-                (lifetime, fixed_window::pack(used, has_debt))
-            }
-            Algorithm::SlidingWindow => {
-                let [current, previous] =
-                    [first, second].map(|count| count.min(sliding_window::MAX_AMOUNT));
-                (2 * limit.period_micros(), sliding_window::pack(current, previous))
-            }
-            Algorithm::TokenBucket => {
-                let debt = u128::from(first) * u128::from(limit.period_micros());
-                let debt = (debt + u128::from(second)).min(Self::MAX_PAYLOAD);
-                (token_bucket::lifetime(limit, debt), debt)
-            }
-            Algorithm::Custom(_) | Algorithm::SlidingLog | Algorithm::Concurrency => {
-                let payload =
-                    u128::from(low_half(first)) << HALF_BITS | u128::from(low_half(second));
-                let bits = first >> HALF_BITS;
-                (1 << bits.saturating_sub(1).min(62), payload.min(Self::MAX_PAYLOAD))
-            }
-        };
+        let (lifetime, payload) = dispatch!(limit, from_words(limit, first, second));
         Self::new(Timestamp::from_micros(at), lifetime, payload)
     }
-}
-
-fn low_half(word: u64) -> u64 {
-    word & ((1 << HALF_BITS) - 1)
 }
 
 #[cfg(test)]
@@ -85,7 +39,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::algorithm::tests::{limits, states};
+    use crate::algorithm::{
+        Algorithm,
+        tests::{limits, states},
+    };
 
     /// Doubles represent integers below this exactly.
     const EXACT: u64 = 1 << 53;

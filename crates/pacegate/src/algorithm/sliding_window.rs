@@ -1,11 +1,11 @@
 //! Two aligned windows: the units of the current one, plus those of the previous one, weighted by its overlap
 //! with the period that ends now. Compared in integers: `previous × (period − elapsed) + current × period`.
 
-use super::{Outcome, State};
+use super::{Excess, Outcome, State};
 use crate::{Algorithm, Limit, clock::Timestamp};
 
 /// Both counts fit into the payload.
-pub(crate) const MAX_AMOUNT: u64 = Algorithm::SlidingWindow.max_amount();
+const MAX_AMOUNT: u64 = Algorithm::SlidingWindow.max_amount();
 
 /// The bits of each count in the payload: enough for [`MAX_AMOUNT`].
 const COUNT_BITS: u32 = 34;
@@ -53,9 +53,10 @@ pub(super) fn return_units(
     limit: &Limit,
     state: State,
     now: u64,
-    charged_at: u64,
+    charged: State,
     units: u64,
 ) -> State {
+    let charged_at = charged.at().as_micros();
     let mut windows = Windows::at(limit, state, now);
     if charged_at >= windows.start {
         windows.current = windows.current.saturating_sub(units);
@@ -66,15 +67,25 @@ pub(super) fn return_units(
 }
 
 /// Returns the used units, rounded up.
-pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
+pub(super) fn used(limit: &Limit, state: State, now: u64, _: Excess) -> u64 {
     let windows = Windows::at(limit, state, now);
     windows.used(limit, now - windows.start)
 }
 
 /// Returns the state with `units` more in the current window.
-pub(super) fn add(limit: &Limit, state: State, now: u64, units: u64) -> State {
+pub(super) fn add(limit: &Limit, state: State, now: u64, units: u64, _: Excess) -> State {
     let windows = Windows::at(limit, state, now);
     Windows { current: windows.current + units, ..windows }.state(limit)
+}
+
+/// Returns the counts of the current and the previous window.
+pub(super) fn to_words(_: &Limit, state: State) -> (u64, u64) {
+    unpack(state.payload())
+}
+
+/// Reverses [`to_words`]: returns the lifetime and the payload.
+pub(super) fn from_words(limit: &Limit, current: u64, previous: u64) -> (u64, u128) {
+    (2 * limit.period_micros(), pack(current.min(MAX_AMOUNT), previous.min(MAX_AMOUNT)))
 }
 
 impl Windows {
@@ -135,12 +146,12 @@ impl Windows {
 }
 
 /// Packs the counts of the current and the previous window, each at most [`MAX_AMOUNT`], into a payload.
-pub(super) fn pack(current: u64, previous: u64) -> u128 {
+fn pack(current: u64, previous: u64) -> u128 {
     u128::from(previous) << COUNT_BITS | u128::from(current)
 }
 
 /// Reverses [`pack`].
-pub(super) fn unpack(payload: u128) -> (u64, u64) {
+fn unpack(payload: u128) -> (u64, u64) {
     ((payload & COUNT_MASK) as u64, (payload >> COUNT_BITS) as u64)
 }
 

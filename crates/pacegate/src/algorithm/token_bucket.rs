@@ -4,7 +4,7 @@
 //! drain in each microsecond. So every rate is an integer, and no rounding errors add up. The unit does not depend on
 //! the amount, so a changed amount applies from the next decision on, without a conversion of the state.
 
-use super::{Outcome, State};
+use super::{Excess, Outcome, State};
 use crate::{Limit, clock::Timestamp};
 
 /// Decides `cost` at `now`: admits it if the debt including the cost is at most the burst.
@@ -55,21 +55,32 @@ pub(super) fn return_units(
 }
 
 /// Returns the tokens missing from a full bucket, rounded up.
-pub(super) fn used(limit: &Limit, state: State, now: u64) -> u64 {
+pub(super) fn used(limit: &Limit, state: State, now: u64, _: Excess) -> u64 {
     let token = u128::from(limit.period_micros());
     divide(debt_at(limit, state, now) + token - 1, limit.period_micros())
 }
 
 /// Returns the state with `tokens` more missing.
-pub(super) fn add(limit: &Limit, state: State, now: u64, tokens: u64) -> State {
+pub(super) fn add(limit: &Limit, state: State, now: u64, tokens: u64, _: Excess) -> State {
     let more = u128::from(tokens) * u128::from(limit.period_micros());
     let debt = (debt_at(limit, state, now) + more).min(State::MAX_PAYLOAD);
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
-/// Returns the microseconds for which a debt has to be stored: until it has drained. An amount of 0 never drains.
-pub(super) fn lifetime(limit: &Limit, debt: u128) -> u64 {
-    if limit.amount() == 0 { super::NEVER } else { drain_time(limit, debt) }
+/// Returns the whole tokens that are missing, and the rest of the debt.
+pub(super) fn to_words(limit: &Limit, state: State) -> (u64, u64) {
+    let period = u128::from(limit.period_micros());
+    // No state that a step has created has a larger debt.
+    let debt = state.payload().min(u128::from(Limit::MAX_AMOUNT) * period);
+    ((debt / period) as u64, (debt % period) as u64)
+}
+
+/// Reverses [`to_words`]: returns the lifetime and the payload. A debt is stored until it has drained. An amount of 0
+/// never drains.
+pub(super) fn from_words(limit: &Limit, tokens: u64, rest: u64) -> (u64, u128) {
+    let debt = u128::from(tokens) * u128::from(limit.period_micros());
+    let debt = (debt + u128::from(rest)).min(State::MAX_PAYLOAD);
+    (if limit.amount() == 0 { super::NEVER } else { drain_time(limit, debt) }, debt)
 }
 
 /// Returns the debt at `now`. It may exceed the burst if the burst was larger at the time of the charge. It is not

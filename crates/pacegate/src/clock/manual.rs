@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_passed_is_not_taken_back() {
+    fn elapsed_time_never_goes_back() {
         let clock = ManualClock::at(Timestamp::from_secs(1_000));
         clock.advance(Duration::from_secs(10));
         clock.set(Timestamp::from_secs(500));

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_passed_is_the_same_with_steps_and_without() {
+    fn elapsed_time_ignores_steps_of_the_clock() {
         let mut line = start(1_000_000);
         for (second, wall) in [(1, 3_600_000_000), (2, 0), (3, 500_000), (4, 1_200_000)] {
             let tick = 7 + second * SECOND;

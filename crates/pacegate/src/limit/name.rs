@@ -6,7 +6,7 @@ use std::convert::Infallible;
 pub struct PolicyNameError(String);
 
 /// The name under which inline limits are counted, which no policy can have.
-pub(crate) const INLINE_NAME: &str = "ad-hoc";
+pub(crate) const INLINE_NAME: &str = "inline";
 
 /// Returns an error unless the name has 1 to 64 of the allowed characters.
 pub(crate) fn check_name(name: &str) -> Result<(), PolicyNameError> {

@@ -145,8 +145,9 @@ impl fmt::Display for Limit {
 
 /// Parses a limit. The words after the period may be in any order.
 fn parse(text: &str) -> Result<Limit, Problem> {
+    // Time zones contain slashes.
     let (amount, rest) =
-        text.split_once('/').or_else(|| text.split_once(" per ")).ok_or(Problem::NoPeriod)?;
+        text.split_once(" per ").or_else(|| text.split_once('/')).ok_or(Problem::NoPeriod)?;
     let mut words = rest.split_whitespace();
     let unit = words.next().ok_or(Problem::NoPeriod)?;
     let (mut burst, mut algorithm, mut calendar) = (None, None, CalendarWords::default());
@@ -306,6 +307,7 @@ mod tests {
             ("1000/month anchor 1", "1000/month"),
             ("1/month in asia/kolkata anchor 17", "1/month anchor 17 in Asia/Kolkata"),
             ("5/day in Europe/Berlin", "5/day in Europe/Berlin"),
+            ("5 per day in Europe/Berlin", "5/day in Europe/Berlin"),
             ("5/d in UTC fixed-window", "5/day in UTC"),
             ("1/week starting monday", "1/week starting monday"),
             ("1/w in Europe/Berlin starting sunday", "1/week starting sunday in Europe/Berlin"),

@@ -342,6 +342,21 @@ macro_rules! waits {
             /// See [`Limiter::check_with`].
             ///
             /// Callers queue separately for each limit, because each has a separate counter.
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::{Limit, Limiter, WaitError};
+            ///
+            /// let limiter = Limiter::memory(Limit::per_second(1));
+            /// let limit = "1/30s sliding-log".parse()?;
+            /// let wait = Duration::from_millis(5);
+            /// assert!(limiter.until_ready_with("alice", limit, wait).await?.is_allowed());
+            /// let late = limiter.until_ready_with("alice", limit, wait).await;
+            /// assert_eq!(late.unwrap_err(), WaitError::TimedOut);
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
             pub async fn until_ready_with(
                 &self,
                 key: impl Key,
@@ -418,6 +433,20 @@ macro_rules! waits {
 
             /// Waits for a permit for `key` under this limit, instead of the limits of the policies. See
             /// [`Limiter::acquire_with`] and [`Self::acquire_within`].
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::{Limit, Limiter};
+            ///
+            /// let limiter = Limiter::memory(Limit::per_second(1));
+            /// let (limit, wait) = ("1/30s concurrency".parse()?, Duration::from_secs(5));
+            /// let permit = limiter.acquire_within_with("printer", limit, wait).await?;
+            /// drop(permit);
+            /// assert!(limiter.acquire_within_with("printer", limit, wait).await.is_ok());
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
             pub async fn acquire_within_with(
                 &self,
                 key: impl Key,
@@ -433,6 +462,23 @@ macro_rules! waits {
             }
 
             /// Waits for the permits of a request. See [`Self::acquire_request`] and [`Self::acquire_within`].
+            ///
+            /// ```
+            /// # pollster::block_on(async {
+            /// use std::time::Duration;
+            /// use pacegate::{Limiter, Policy, PolicySet, Request, WaitError};
+            ///
+            /// let policies = [Policy::new("exports", ["1/30s concurrency"]).per(["user"])];
+            /// let limiter = Limiter::builder().policies(PolicySet::new(policies)?).build()?;
+            /// let request = Request::new().with("user", "alice");
+            /// let wait = Duration::from_millis(5);
+            /// let permit = limiter.acquire_request_within(&request, wait).await?;
+            /// let late = limiter.acquire_request_within(&request, wait).await;
+            /// assert_eq!(late.unwrap_err(), WaitError::TimedOut);
+            /// drop(permit);
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// # }).unwrap();
+            /// ```
             pub async fn acquire_request_within(
                 &self,
                 request: &Request<'_>,

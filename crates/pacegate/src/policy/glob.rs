@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_has_a_character_for_each_byte() {
+    fn each_byte_of_invalid_utf8_is_one_character() {
         let glob: Glob = "a??".parse().unwrap();
         for (value, matches) in [
             (&b"a\xa4\xa4"[..], true),

@@ -16,7 +16,7 @@
 //! let api = Policy::new("api-per-user", ["100/minute", "5000/day"])
 //!     .matching("path", Condition::Glob("/api/**".parse()?))
 //!     .per(["user"])
-//!     .overriding(Match::any().and("plan", Condition::equal("partner")), ["1000/minute".parse()?]);
+//!     .overriding(Match::any().and("plan", Condition::equal("partner")), ["1000/minute"]);
 //! let limiter = Limiter::builder().policies(PolicySet::new([login, api])?).build()?;
 //!
 //! let request = Request::new().with("path", "/api/orders").with("user", "alice");
@@ -220,29 +220,18 @@ impl Policy {
     where
         L: TryInto<Limit, Error: Into<ParseLimitError>>,
     {
-        let (name, mut invalid) = match name.try_into() {
+        let (name, invalid) = match name.try_into() {
             Ok(name) => (name, None),
             Err(error) => (PolicyName::DEFAULT, Some(PolicyError::InvalidName(error.into()))),
         };
-        let limits = limits.into_iter();
-        let mut valid = Vec::with_capacity(limits.size_hint().0);
-        for limit in limits {
-            match limit.try_into() {
-                Ok(limit) => valid.push(limit),
-                Err(error) if invalid.is_none() => {
-                    invalid = Some(PolicyError::InvalidLimit { policy: name, error: error.into() });
-                }
-                Err(_) => {}
-            }
-        }
-        Self {
+        let mut policy = Self {
             name,
             domain: String::new(),
             matching: Match::default(),
             paths: Paths::default(),
             per: Vec::new(),
             missing: Missing::default(),
-            limits: valid,
+            limits: Vec::new(),
             overrides: Vec::new(),
             mode: Mode::default(),
             failure: FailureMode::default(),
@@ -253,7 +242,30 @@ impl Policy {
             lease: None,
             notify: Vec::new(),
             invalid: invalid.map(Box::new),
+        };
+        policy.limits = policy.parse_limits(limits);
+        policy
+    }
+
+    /// Converts limits, which may be text. Keeps the first error for [`PolicySet::new`].
+    fn parse_limits<L>(&mut self, limits: impl IntoIterator<Item = L>) -> Vec<Limit>
+    where
+        L: TryInto<Limit, Error: Into<ParseLimitError>>,
+    {
+        let limits = limits.into_iter();
+        let mut valid = Vec::with_capacity(limits.size_hint().0);
+        for limit in limits {
+            match limit.try_into() {
+                Ok(limit) => valid.push(limit),
+                Err(error) if self.invalid.is_none() => {
+                    let error =
+                        PolicyError::InvalidLimit { policy: self.name, error: error.into() };
+                    self.invalid = Some(Box::new(error));
+                }
+                Err(_) => {}
+            }
         }
+        valid
     }
 
     /// Covers only requests of `domain`. Default: the empty text, the domain of [`Request::new`].
@@ -306,8 +318,9 @@ impl Policy {
         Self { per: attributes.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// Adds an override: other limits for requests that match, unless an earlier override matches. With an empty list,
-    /// these requests are not limited.
+    /// Adds an override: other limits for requests that match, unless an earlier override matches.
+    ///
+    /// The limits may be text. [`PolicySet::new`] returns an error if the text is invalid.
     ///
     /// ```
     /// use pacegate::{Limit, policy::{Condition, Match, Policy}};
@@ -315,13 +328,37 @@ impl Policy {
     /// let partner = Match::any().and("plan", Condition::equal("partner"));
     /// let policy = Policy::new("api", ["100/minute"])
     ///     .per(["user"])
-    ///     .overriding(partner, [Limit::per_minute(1_000)]);
-    /// assert_eq!(policy.overrides.len(), 1);
+    ///     .overriding(partner, ["1000/minute"]);
+    /// assert_eq!(policy.overrides[0].limits, [Limit::per_minute(1_000)]);
     /// ```
     #[must_use]
-    pub fn overriding(mut self, matching: Match, limits: impl IntoIterator<Item = Limit>) -> Self {
-        self.overrides.push(Override { matching, limits: limits.into_iter().collect() });
+    pub fn overriding<L>(mut self, matching: Match, limits: impl IntoIterator<Item = L>) -> Self
+    where
+        L: TryInto<Limit, Error: Into<ParseLimitError>>,
+    {
+        let limits = self.parse_limits(limits);
+        self.overrides.push(Override { matching, limits });
         self
+    }
+
+    /// Adds an override without limits: requests that match are not limited, unless an earlier override matches.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, Request};
+    /// use pacegate::policy::{Condition, Match, Policy, PolicySet};
+    ///
+    /// let staff = Match::any().and("plan", Condition::equal("staff"));
+    /// let policy = Policy::new("api", ["1/minute"]).per(["user"]).exempting(staff);
+    /// let limiter = Limiter::builder().policies(PolicySet::new([policy])?).build()?;
+    /// let alice = Request::new().with("user", "alice").with("plan", "staff");
+    /// for _ in 0..2 {
+    ///     assert!(limiter.check_request(&alice)?.is_allowed());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn exempting(self, matching: Match) -> Self {
+        self.overriding::<Limit>(matching, [])
     }
 
     /// Sets the treatment of requests that lack one of the [`per`](Self::per) attributes. Default: [`Missing::Share`].

@@ -467,7 +467,7 @@ pub enum StoreError {
 impl StoreError {
     /// Creates the error of a store that does not support [request ids](crate::Request::id).
     pub fn no_ids() -> Self {
-        let text = "the memory store takes no request ids: leave the id out, or use a Redis store";
+        let text = "it has no request ids: leave the id out, or use the Redis store";
         Self::Unsupported(text.to_owned())
     }
 

@@ -47,12 +47,12 @@ fn charges_are_counted_under_their_policy_or_inline() {
         let _ = limiter.charges().check(&[known]).unwrap();
     }
     let mut decisions = Vec::new();
-    let own = charge("ad-hoc", b"alice", "2/hour");
+    let own = charge("inline", b"alice", "2/hour");
     limiter.charges().check_each(&[own, known, own, own, own.cost(0)], &mut decisions);
     let stats = limiter.stats();
     assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (2, 2));
     assert_eq!((stats.inline.allowed, stats.inline.denied), (2, 1), "a peek is not counted");
-    assert_eq!(stats.inline.policy.as_str(), "ad-hoc");
+    assert_eq!(stats.inline.policy.as_str(), "inline");
     let request = Request::new().with("user", "alice");
     assert!(
         !limiter.check_request(&request).unwrap().is_allowed(),
@@ -84,7 +84,7 @@ fn a_plan_contains_the_charges_of_a_request() {
 #[test]
 fn lifted_limits_are_charged_on_demand() {
     let pro = || Match::any().and("plan", Condition::equal("pro"));
-    let lifted = |name| policy(name, "5/hour").per(["user"]).overriding(pro(), []);
+    let lifted = |name| policy(name, "5/hour").per(["user"]).exempting(pro());
     let (limiter, _) = limiter([lifted("a"), policy("b", "9/hour"), lifted("c")]);
     let shown = |request: &Request<'_>, cost: u64| -> Vec<_> {
         let is_meant = |policy: PolicyName, key: KeyRef<'_>| {
@@ -118,7 +118,7 @@ fn a_policy_that_never_matches_is_charged_by_name_only() {
 
 #[test]
 fn the_inline_name_is_reserved() {
-    let error = PolicySet::new([policy("ad-hoc", "1/hour")]).unwrap_err();
+    let error = PolicySet::new([policy("inline", "1/hour")]).unwrap_err();
     assert_eq!(error, PolicyError::ReservedName(PolicyName::INLINE));
 }
 
@@ -317,7 +317,7 @@ fn a_key_is_planned_for_each_counter_that_a_policy_may_have_for_it() {
         .overriding(by("user", "alice"), [limit("6/hour")])
         .overriding(by("plan", "pro"), [limit("50/hour"), limit("90/day")])
         .overriding(by("plan", "pro"), [limit("60/hour")])
-        .overriding(by("plan", "staff"), []);
+        .exempting(by("plan", "staff"));
     let (limiter, _) = limiter([api]);
     let plan = limiter.charges().plan_for_all("api".parse().unwrap(), KeyRef::new(b"alice"));
     let limits: Vec<_> = plan.charges(1).unwrap().iter().map(|charge| charge.limit).collect();

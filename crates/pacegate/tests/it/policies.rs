@@ -54,7 +54,7 @@ fn overrides_replace_the_limits_of_some_requests() {
         .per(["user"])
         .overriding(plan("pro"), [limit("3/hour")])
         .overriding(plan("banned"), [limit("0/hour")])
-        .overriding(plan("staff"), [])]);
+        .exempting(plan("staff"))]);
     let take = |plan: &str, user: &str| {
         let request = Request::new().with("plan", plan).with("user", user);
         (0..5).filter(|_| limiter.check_request(&request).unwrap().is_allowed()).count()
@@ -119,6 +119,14 @@ fn contradictory_policies_are_rejected() {
     );
     let other = Policy::new("a", [limit("1/s"), limit("2/s token-bucket")]);
     assert!(PolicySet::new([other]).is_ok());
+}
+
+#[test]
+fn the_first_invalid_text_of_a_policy_is_reported() {
+    let api = Policy::new("api", ["9/s"]).overriding(Match::any(), ["5/s", "1/x", "2/y"]);
+    let error = PolicySet::new([api.clone()]).unwrap_err().to_string();
+    assert!(error.starts_with("policy `api`: `1/x` is not a limit: the period `x` is"), "{error}");
+    assert_eq!(api.overrides[0].limits, [limit("5/s")]);
 }
 
 #[test]
@@ -446,7 +454,7 @@ fn only_the_path_is_normalized() {
 #[test]
 fn overrides_compare_paths_in_the_form_of_their_policy() {
     let lifted = Match::any().and("path", Condition::Glob("/Static/**".parse().unwrap()));
-    let limiter = limiter([policy("all", "1/hour").overriding(lifted, [])]);
+    let limiter = limiter([policy("all", "1/hour").exempting(lifted)]);
     let check = |path: &str| {
         limiter.check_request(&Request::new().with("path", path)).unwrap().limit().is_some()
     };
@@ -462,7 +470,7 @@ fn a_long_path_does_not_bypass_a_policy() {
     let limiter = limiter([
         policy("search", "1/hour")
             .matching("path", glob("/search/*/results"))
-            .overriding(Match::any().and("path", glob("**.js")), []),
+            .exempting(Match::any().and("path", glob("**.js"))),
         policy("elsewhere", "1/hour").matching("path", glob("/files/**")),
     ]);
     for (length, covered) in [(1, false), (4_000, false), (60_000, true)] {

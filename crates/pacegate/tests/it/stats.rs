@@ -1,6 +1,6 @@
 //! `Limiter::stats`.
 
-use pacegate::{Limit, Limiter};
+use pacegate::{Limit, Limiter, SharedLimiter};
 
 use crate::limiter;
 
@@ -85,4 +85,17 @@ fn counts_older_than_a_minute_are_left_out_of_the_top_keys() {
     let stats = limiter.stats();
     let told = [&stats.busiest[0], &stats.most_denied[0]].map(|top| (top.allowed, top.denied));
     assert_eq!(told, [(0, 1), (0, 1)]);
+}
+
+/// The keys of a limiter may be personal data, and a limiter may be printed into a log.
+#[test]
+fn debug_output_of_a_limiter_is_short_and_has_no_keys() {
+    let (limiter, _) = limiter("1/hour");
+    for key in 0..1_000 {
+        let _ = limiter.check(format!("alice-{key}"));
+    }
+    let shared = SharedLimiter::from(limiter.clone());
+    assert_eq!(format!("{limiter:?}"), "Limiter { policies: 1 }");
+    assert_eq!(format!("{limiter:#?}"), "Limiter { policies: 1 }");
+    assert_eq!(format!("{shared:?}"), "SharedLimiter { policies: 1, store: memory }");
 }

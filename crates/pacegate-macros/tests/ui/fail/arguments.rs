@@ -51,7 +51,7 @@ fn name() -> Result<(), Denied> {
     Ok(())
 }
 
-#[rate_limit("1/minute", name = "ad-hoc")]
+#[rate_limit("1/minute", name = "inline")]
 fn reserved() -> Result<(), Denied> {
     Ok(())
 }

@@ -32,7 +32,7 @@ use crate::{
     metrics::ListenerMetrics,
     service::{
         Access, Drain, InFlight, InlineExecutor, Keys, Peer, Protocol, Quiet, Watch, describe,
-        drive, is_violation,
+        is_violation, run_connection,
     },
     trace,
 };
@@ -121,7 +121,8 @@ impl Protocol for Grpc {
             })
         });
         let connection = builder(&bounds).serve_connection(io, service);
-        let ended = drive(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
+        let ended =
+            run_connection(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
         if let Err(error) = ended {
             let (peer, is_violation) = (watch.peer(), is_violation(&error));
             let error = describe(&error);

@@ -66,7 +66,7 @@ impl BucketRequest<'_> {
             return Ok(Grant::Nothing { until: None });
         }
         let sent = Instant::now();
-        let peeked = revision.engine.verdict(&peeks, None).await?;
+        let peeked = revision.engine.check_batch(&peeks, None).await?;
         if peeked.decision.source() == Source::Blocked {
             return Ok(Grant::Nothing { until: None });
         }
@@ -110,10 +110,10 @@ impl BucketRequest<'_> {
                 }
             };
             let sent = Instant::now();
-            let verdict = self.revision.engine.verdict(&charges, None).await?;
-            if verdict.decision.is_allowed() {
+            let batch = self.revision.engine.check_batch(&charges, None).await?;
+            if batch.decision.is_allowed() {
                 // The store charged after `sent`, so the window ends at `ends` or later.
-                let until_end = until_end(&charges, &verdict.each);
+                let until_end = until_end(&charges, &batch.each);
                 let ends = sent + until_end + BOUNDARY_DELAY;
                 let expires = sent + until_end.saturating_sub(DELIVERY_MARGIN);
                 return Ok(match whole_seconds(expires, Instant::now()) {
@@ -121,7 +121,7 @@ impl BucketRequest<'_> {
                     Some(_) => Grant::Units { units, expires, is_scarce: units < wanted, ends },
                 });
             }
-            let left = enforced(&charges, &verdict.each).map(|(_, decision)| decision.remaining());
+            let left = enforced(&charges, &batch.each).map(|(_, decision)| decision.remaining());
             units = left.min().unwrap_or_default().min(units - 1);
         }
         Ok(Grant::Nothing { until: None })

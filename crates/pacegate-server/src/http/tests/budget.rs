@@ -135,7 +135,7 @@ async fn a_policy_or_a_domain_is_cleared() {
     assert_eq!(clear(r#"{"policy":"login"}"#).await, cleared(2));
     assert_eq!([status(shop).await, status(inline).await], [200, 429]);
     assert_eq!(clear(r#"{"domain":"shop"}"#).await, cleared(3));
-    assert_eq!(clear(r#"{"policy":"ad-hoc"}"#).await, cleared(1));
+    assert_eq!(clear(r#"{"policy":"inline"}"#).await, cleared(1));
     assert_eq!([status(shop).await, status(inline).await], [200, 200]);
     assert_eq!(clear(r#"{"domain":"nowhere"}"#).await, cleared(0));
     for body in ["{}", r#"{"policy":"login","domain":"shop"}"#, r#"{"key":"k"}"#, "[]"] {

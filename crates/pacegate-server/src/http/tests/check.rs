@@ -103,7 +103,7 @@ async fn a_key_may_bring_its_own_limits() {
     let server = Server::new();
     let one = r#"{"key":"alice","limit":"2/hour"}"#;
     let two = r#"{"key":"alice","limit":["2/hour","1/minute sliding-log"],"cost":1}"#;
-    assert_eq!(server.check(one).await.json()["policy"], "ad-hoc");
+    assert_eq!(server.check(one).await.json()["policy"], "inline");
     let both = server.check(two).await;
     assert_eq!((both.status, &both.json()["limit"]), (200, &"2/hour".into()));
     assert_eq!(server.check(one).await.status, 429);
@@ -145,19 +145,19 @@ async fn headers_are_a_setting() {
 async fn every_kind_of_limit_has_headers() {
     let server = Server::new();
     for (limit, policy, state, capacity) in [
-        ("5/250ms", "\"ad-hoc\";q=5;pacegate-ms=250", "\"ad-hoc\";r=4;t=1", "5"),
-        ("5/1500ms", "\"ad-hoc\";q=5;pacegate-ms=1500", "\"ad-hoc\";r=4;t=2", "5"),
-        ("10/second burst 20", "\"ad-hoc\";q=10;w=1", "\"ad-hoc\";r=19;t=1", "20"),
+        ("5/250ms", "\"inline\";q=5;pacegate-ms=250", "\"inline\";r=4;t=1", "5"),
+        ("5/1500ms", "\"inline\";q=5;pacegate-ms=1500", "\"inline\";r=4;t=2", "5"),
+        ("10/second burst 20", "\"inline\";q=10;w=1", "\"inline\";r=19;t=1", "20"),
         (
             "5/minute concurrency",
-            "\"ad-hoc\";q=5;qu=\"concurrent-requests\"",
-            "\"ad-hoc\";r=4;t=60",
+            "\"inline\";q=5;qu=\"concurrent-requests\"",
+            "\"inline\";r=4;t=60",
             "5",
         ),
         (
             "999999999999999/day",
-            "\"ad-hoc\";q=999999999999999;w=86400",
-            "\"ad-hoc\";r=999999999999998;t=86400",
+            "\"inline\";q=999999999999999;w=86400",
+            "\"inline\";r=999999999999998;t=86400",
             "999999999999999",
         ),
     ] {
@@ -168,7 +168,7 @@ async fn every_kind_of_limit_has_headers() {
     }
     let never = server.check(r#"{"key":"k","limit":"0/minute"}"#).await;
     assert_eq!((never.status, never.header("retry-after")), (429, None));
-    assert_eq!(never.header("ratelimit"), Some("\"ad-hoc\";r=0"));
+    assert_eq!(never.header("ratelimit"), Some("\"inline\";r=0"));
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn headers_parse_as_structured_fields() {
         assert!([200, 429].contains(&reply.status), "{body} {reply:?}");
         for name in ["ratelimit", "ratelimit-policy"] {
             let (item, parameters) = structured(reply.header(name).unwrap());
-            assert_eq!(item, "ad-hoc");
+            assert_eq!(item, "inline");
             let number = if name == "ratelimit" { "r" } else { "q" };
             let expected = if name == "ratelimit" {
                 reply.json()["remaining"].to_string()

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use regex_lite::Regex;
 use serde_json::{Value, json};
 
 use super::{
@@ -11,6 +12,73 @@ async fn document() -> Value {
     let reply = Server::new().get("/openapi.json").await;
     assert_eq!((reply.status, reply.header("content-type")), (200, Some("application/json")));
     reply.json()
+}
+
+/// The units of `Limit`, by its documentation.
+const UNITS: [&str; 26] = [
+    "us",
+    "µs",
+    "microsecond",
+    "microseconds",
+    "ms",
+    "millisecond",
+    "milliseconds",
+    "s",
+    "sec",
+    "second",
+    "seconds",
+    "m",
+    "min",
+    "minute",
+    "minutes",
+    "h",
+    "hr",
+    "hour",
+    "hours",
+    "d",
+    "day",
+    "days",
+    "w",
+    "week",
+    "weeks",
+    "month",
+];
+
+#[tokio::test]
+async fn the_document_allows_every_limit_that_is_accepted() {
+    let document = document().await;
+    let limit = &document["components"]["schemas"]["CheckRequest"]["properties"]["limit"];
+    let patterns = patterns(limit);
+    assert_eq!(patterns.len(), 2, "{limit}");
+    let lengths = UNITS.iter().filter(|unit| **unit != "month").map(|unit| format!("1/2{unit}"));
+    let units = UNITS.iter().map(|unit| format!("1/{unit}")).chain(lengths);
+    let others = [
+        "1_000/hour",
+        "100 per minute",
+        " 1 / 30s  burst 20",
+        "5/day in Europe/Berlin",
+        "1/year",
+        "10/second burst 20",
+        "1/week starting monday",
+        "5 per day in Europe/Berlin",
+        "0/hour",
+    ];
+    for text in units.chain(others.map(str::to_owned)) {
+        assert!(text.parse::<pacegate::Limit>().is_ok(), "{text}");
+        assert!(patterns.iter().all(|pattern| pattern.is_match(&text)), "{text}");
+    }
+    for text in ["", "100", "x/minute", "1.5/s", "-1/s", "1/30", "1/", "/s", "per minute"] {
+        assert!(text.parse::<pacegate::Limit>().is_err(), "{text}");
+        assert!(!patterns.iter().any(|pattern| pattern.is_match(text)), "{text}");
+    }
+}
+
+/// Returns the patterns anywhere in a schema.
+fn patterns(schema: &Value) -> Vec<Regex> {
+    let own = schema["pattern"].as_str().map(|pattern| Regex::new(pattern).unwrap());
+    let fields = schema.as_object().into_iter().flat_map(|fields| fields.values());
+    let parts = fields.chain(schema.as_array().into_iter().flatten());
+    own.into_iter().chain(parts.flat_map(patterns)).collect()
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ async fn decisions_are_counted_by_policy_second_and_key() {
     assert_eq!((&live["reloads_refused"], &live["reload_complaint"]), (&json!(0), &json!(null)));
     assert_eq!(live["keys_configured"], false);
     let names: Vec<_> = live["policies"].as_array().unwrap().iter().map(|p| &p["name"]).collect();
-    assert_eq!(names, ["api", "login", "shop", "jobs", "seed", "ad-hoc"]);
+    assert_eq!(names, ["api", "login", "shop", "jobs", "seed", "inline"]);
     assert_eq!(live["policies_total"], 5);
     let api = of(&live, "api");
     let counts = ["allowed", "denied", "shadow_denied", "degraded", "used"].map(|name| &api[name]);
@@ -47,7 +47,7 @@ async fn decisions_are_counted_by_policy_second_and_key() {
             "degraded": none,
         })
     );
-    assert_eq!(history["policies"]["ad-hoc"]["allowed"], json!([0, 0, 1]));
+    assert_eq!(history["policies"]["inline"]["allowed"], json!([0, 0, 1]));
     assert_eq!(history["policies"]["jobs"]["allowed"], none);
     let key = |policy: &str, key: &str, counts: [u64; 3]| {
         let [count, allowed, denied] = counts;
@@ -57,7 +57,7 @@ async fn decisions_are_counted_by_policy_second_and_key() {
         })
     };
     let (alice, alice_denied) = (key("api", "alice", [5, 3, 2]), key("api", "alice", [2, 3, 2]));
-    let traffic = [alice, key("api", "bob", [1, 1, 0]), key("ad-hoc", "k", [1, 1, 0])];
+    let traffic = [alice, key("api", "bob", [1, 1, 0]), key("inline", "k", [1, 1, 0])];
     assert_eq!(live["busiest"], json!(traffic));
     assert_eq!(live["most_denied"], json!([alice_denied]));
     assert_eq!((&live["blocked"], &live["blocked_total"]), (&json!([]), &json!(0)));
@@ -176,7 +176,7 @@ async fn a_block_does_not_fill_a_budget() {
 #[tokio::test]
 async fn the_usage_of_policies_with_overrides_is_that_of_recent_decisions() {
     let pro = Match::any().and("plan", Condition::equal("pro"));
-    let policy = policies().policies()[0].clone().overriding(pro, ["10/minute".parse().unwrap()]);
+    let policy = policies().policies()[0].clone().overriding(pro, ["10/minute"]);
     let server = Server::with(Settings::new(PolicySet::new([policy]).unwrap()));
     let used = async || {
         server.clock.advance(Duration::from_secs(1));
@@ -211,7 +211,7 @@ async fn recent_decisions_of_a_key_are_returned() {
     assert_eq!((&decisions[0]["cost"], &decisions[0]["limit"]), (&json!(1), &json!("3/minute")));
     let inline = server.check(r#"{"key":"k","limit":"9/hour","cost":2}"#).await;
     assert_eq!(inline.status, 200);
-    let reply = server.get("/v1/decisions?policy=ad-hoc&key=k").await.json();
+    let reply = server.get("/v1/decisions?policy=inline&key=k").await.json();
     assert_eq!(reply["decisions"][0]["cost"], 2);
     let none = server.get("/v1/decisions?policy=api&key=carol").await;
     assert_eq!(none.body, r#"{"decisions":[]}"#);
@@ -358,7 +358,7 @@ async fn a_block_denies_in_shadow_mode_and_after_a_reload() {
 #[tokio::test]
 async fn all_listeners_deny_blocked_keys() {
     let server = Server::new();
-    for block in [r#"{"policy":"api","key":"alice"}"#, r#"{"policy":"ad-hoc","key":"k"}"#] {
+    for block in [r#"{"policy":"api","key":"alice"}"#, r#"{"policy":"inline","key":"k"}"#] {
         assert_eq!(server.post("/v1/block", block).await.status, 200);
     }
     let bytes = b"PACEGATE.CHECK ATTR user alice\r\nCL.THROTTLE j 1 9 60\r\n\
@@ -400,7 +400,7 @@ async fn a_block_holds_where_an_override_lifts_the_limit() {
     let lifted = Policy::new("lifted", ["3/minute"])
         .in_domain("d")
         .per(["user"])
-        .overriding(Match::any().and("plan", Condition::equal("pro")), []);
+        .exempting(Match::any().and("plan", Condition::equal("pro")));
     for (policies, count) in [(vec![lifted.clone()], 1), (vec![any, lifted], 2)] {
         let server = Server::with(Settings::new(PolicySet::new(policies).unwrap()));
         let pro = r#"{"domain":"d","attributes":{"user":"x","plan":"pro"},"cost":5}"#;
@@ -499,7 +499,7 @@ async fn a_shown_key_can_be_peeked_and_reset() {
     assert_eq!(server.get("/v1/state?policy=login&key=::1").await.json()["remaining"], 2);
     // Only the counters of this policy were reset.
     assert_eq!(server.get("/v1/state?policy=shop&key=::1").await.json()["remaining"], 9);
-    for wrong in ["policy=ad-hoc&key=k", "policy=login", "policy=no&key=a", "policy=login&limit=a"]
+    for wrong in ["policy=inline&key=k", "policy=login", "policy=no&key=a", "policy=login&limit=a"]
     {
         let reply = server.get(&format!("/v1/state?{wrong}")).await;
         assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{wrong}");

@@ -16,7 +16,7 @@ const FAST: &str = "6000/minute burst 6000";
 
 fn exports_and_static_files(fast: &str) -> PolicySet {
     let files = Match::any().and("path", Condition::Glob("/static/**".parse().unwrap()));
-    let policy = Policy::new("site", [SLOW]).per(["ip"]).overriding(files, [fast.parse().unwrap()]);
+    let policy = Policy::new("site", [SLOW]).per(["ip"]).overriding(files, [fast]);
     PolicySet::new([policy]).unwrap()
 }
 

@@ -251,7 +251,7 @@ async fn admin_actions_are_audited_without_keys() {
 /// admin's for the shop and for all.
 const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/check", SHOP, [401, 401, 403, 200, 200, 200, 200]),
-    ("POST /v1/check", AD_HOC, [401, 401, 403, 403, 200, 403, 200]),
+    ("POST /v1/check", INLINE, [401, 401, 403, 403, 200, 403, 200]),
     ("POST /v1/check/batch", BATCH, [401, 401, 200, 200, 200, 200, 200]),
     ("GET /v1/state?domain=shop", "", [401, 401, 403, 200, 200, 200, 200]),
     ("DELETE /v1/state?domain=shop", "", [401, 401, 403, 403, 403, 200, 200]),
@@ -261,7 +261,7 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/release", HELD, [401, 401, 403, 200, 200, 200, 200]),
     ("POST /v1/renew", HELD, [401, 401, 403, 409, 409, 409, 409]),
     ("POST /v1/reserve", SHOP, [401, 401, 403, 200, 200, 200, 200]),
-    ("POST /v1/reserve", AD_HOC, [401, 401, 403, 403, 200, 403, 200]),
+    ("POST /v1/reserve", INLINE, [401, 401, 403, 403, 200, 403, 200]),
     ("POST /v1/settle", SETTLE, [401, 401, 200, 200, 200, 200, 200]),
     ("POST /v1/cancel", CANCEL, [401, 401, 200, 200, 200, 200, 200]),
     ("GET /v1/explain?domain=shop", "", [401, 401, 403, 200, 200, 200, 200]),
@@ -280,7 +280,7 @@ const ACCESS: &[(&str, &str, [u16; 7])] = &[
     ("POST /v1/clear", CLEAR, [401, 401, 403, 403, 403, 200, 200]),
     ("POST /v1/clear", r#"{"domain":"shop"}"#, [401, 401, 403, 403, 403, 200, 200]),
     ("POST /v1/clear", r#"{"domain":""}"#, [401, 401, 403, 403, 403, 403, 200]),
-    ("POST /v1/clear", r#"{"policy":"ad-hoc"}"#, [401, 401, 403, 403, 403, 403, 200]),
+    ("POST /v1/clear", r#"{"policy":"inline"}"#, [401, 401, 403, 403, 403, 403, 200]),
     ("POST /v1/clear", r#"{"policy":"none"}"#, [401, 401, 403, 403, 400, 403, 400]),
     ("POST /v1/clear", "{}", [401, 401, 400, 400, 400, 400, 400]),
     ("POST /v1/reload", "", [401, 401, 403, 403, 403, 403, 200]),
@@ -298,7 +298,7 @@ const SHOP: &str = r#"{"domain":"shop","attributes":{}}"#;
 const CLEAR: &str = r#"{"policy":"shop"}"#;
 const BLOCK: &str = r#"{"policy":"shop","key":"k"}"#;
 const ENVOY: &str = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"a"}],"hitsAddend":0}]}"#;
-const AD_HOC: &str = r#"{"key":"k","limit":"9/hour"}"#;
+const INLINE: &str = r#"{"key":"k","limit":"9/hour"}"#;
 const BATCH: &str = r#"{"requests":[{"domain":"shop"}]}"#;
 /// A reservation without a limit.
 const SETTLE: &str = r#"{"reservation":"AQAAAAAAAAAAAAAAAAAAAAAA","used":1}"#;
@@ -335,10 +335,10 @@ async fn policies_of_other_domains_are_hidden() {
                 let (line, body) = (line.replace("NAME", name), body.replace("NAME", name));
                 server.send(&line, &headers, &body).await
             };
-            let (secret, none, ad_hoc) =
-                (ask("secret").await, ask("none").await, ask("ad-hoc").await);
+            let (secret, none, inline) =
+                (ask("secret").await, ask("none").await, ask("inline").await);
             assert_eq!((secret.status, secret.problem()), (403, "forbidden".to_owned()));
-            assert_eq!((&secret.body, &ad_hoc.body), (&none.body, &none.body), "{line} {key}");
+            assert_eq!((&secret.body, &inline.body), (&none.body, &none.body), "{line} {key}");
             assert_ne!(ask("own").await.body, none.body, "{line} {key}");
         }
     }

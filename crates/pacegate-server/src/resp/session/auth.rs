@@ -20,12 +20,12 @@ impl RespSession {
 
     pub(super) fn auth(
         &mut self,
-        words: &[&[u8]],
+        args: &[&[u8]],
         active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
         // The user name is ignored: the API key alone identifies the client.
-        let ([key] | [_, key]) = *words else {
+        let ([key] | [_, key]) = *args else {
             return Err(CommandError::Usage("AUTH [user] key"));
         };
         self.authenticate(key, active, revision)?;

@@ -11,42 +11,42 @@ impl RespSession {
     /// Runs a command that clients send to any Redis server.
     pub(super) fn general_command(
         &mut self,
-        words: &[&[u8]],
+        args: &[&[u8]],
         active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
         let is = |place: usize, other: &str| {
-            words.get(place).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
+            args.get(place).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
         };
         if is(0, "QUIT") {
             self.replies.simple("OK");
             self.is_closing = true;
         } else if is(0, "AUTH") {
-            return self.auth(&words[1..], active, revision);
+            return self.auth(&args[1..], active, revision);
         } else if is(0, "HELLO") {
-            return self.hello(&words[1..], active, revision);
+            return self.hello(&args[1..], active, revision);
         } else if self.access(revision).is_none() {
             return Err(CommandError::NoAuth);
         } else if is(0, "PING") {
-            match words {
+            match args {
                 [_] => self.replies.simple("PONG"),
                 [_, text] => self.replies.bulk(text),
                 _ => return Err(CommandError::Usage("PING [text]")),
             }
-        } else if is(0, "ECHO") && words.len() == 2 {
-            self.replies.bulk(words[1]);
+        } else if is(0, "ECHO") && args.len() == 2 {
+            self.replies.bulk(args[1]);
         } else if is(0, "CLIENT") {
-            return self.client(words);
+            return self.client(args);
         } else if is(0, "COMMAND") {
             match is(1, "COUNT") {
                 true => self.replies.integer(COMMANDS),
                 false if is(1, "DOCS") => self.replies.map(0),
                 false => self.replies.array(0),
             }
-        } else if is(0, "CONFIG") && is(1, "GET") && words.len() == 3 {
+        } else if is(0, "CONFIG") && is(1, "GET") && args.len() == 3 {
             // Load generators expect a value for each name, so every setting is empty.
             self.replies.map(1);
-            self.replies.bulk(words[2]);
+            self.replies.bulk(args[2]);
             self.replies.bulk("");
         } else if is(0, "SELECT") && is(1, "0") {
             self.replies.simple("OK");
@@ -56,7 +56,7 @@ impl RespSession {
             (self.digest, self.replies.is_resp3) = (None, false);
             self.replies.simple("RESET");
         } else {
-            let name: String = String::from_utf8_lossy(words[0]).chars().take(40).collect();
+            let name: String = String::from_utf8_lossy(args[0]).chars().take(40).collect();
             return Err(CommandError::UnknownCommand(name.escape_debug().to_string()));
         }
         Ok(())
@@ -64,11 +64,11 @@ impl RespSession {
 
     fn hello(
         &mut self,
-        words: &[&[u8]],
+        args: &[&[u8]],
         active: &ActiveConfig,
         revision: &Revision,
     ) -> Result<(), CommandError> {
-        let mut rest = words;
+        let mut rest = args;
         let mut is_resp3 = self.replies.is_resp3;
         if let [version, after @ ..] = rest {
             is_resp3 = match *version {
@@ -119,12 +119,12 @@ impl RespSession {
         to.array(0);
     }
 
-    fn client(&mut self, words: &[&[u8]]) -> Result<(), CommandError> {
+    fn client(&mut self, args: &[&[u8]]) -> Result<(), CommandError> {
         let is = |other: &str| {
-            words.get(1).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
+            args.get(1).is_some_and(|word| word.eq_ignore_ascii_case(other.as_bytes()))
         };
-        if is("SETNAME") && words.len() == 3 {
-            self.name = words[2].iter().copied().take(MAX_NAME_BYTES).collect();
+        if is("SETNAME") && args.len() == 3 {
+            self.name = args[2].iter().copied().take(MAX_NAME_BYTES).collect();
             self.replies.simple("OK");
         } else if is("GETNAME") {
             self.replies.bulk(&self.name);

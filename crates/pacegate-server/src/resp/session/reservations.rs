@@ -19,17 +19,17 @@ impl RespSession {
     /// Charges an estimate, and replies with the decision and the reservation.
     pub(super) async fn reserve(
         &mut self,
-        words: &[&[u8]],
+        args: &[&[u8]],
         revision: &Revision,
     ) -> Result<(), CommandError> {
-        let (seconds, words) = match words {
+        let (seconds, args) = match args {
             [option, seconds, rest @ ..] if option.eq_ignore_ascii_case(b"TTL") => {
                 (Some(number("TTL", seconds)?), rest)
             }
-            words => (None, words),
+            args => (None, args),
         };
         let ttl = ttl(seconds)?;
-        let check = self.check(words, revision, Scope::Check)?;
+        let check = self.check(args, revision, Scope::Check)?;
         if check.is_spent() || check.id().is_some() {
             return Err(CommandError::Usage(RESERVE_USAGE));
         }
@@ -47,12 +47,12 @@ impl RespSession {
     /// Ends a reservation. Replies with 1, or with 0 if it was not open.
     pub(super) async fn settle(
         &mut self,
-        words: &[&[u8]],
+        args: &[&[u8]],
         revision: &Revision,
     ) -> Result<(), CommandError> {
         // The id is a secret, so any API key may end its reservation.
         self.access(revision).ok_or(CommandError::NoAuth)?;
-        let (reservation, used) = match words {
+        let (reservation, used) = match args {
             [name, reservation] if name.eq_ignore_ascii_case(b"PACEGATE.CANCEL") => {
                 (reservation, 0)
             }

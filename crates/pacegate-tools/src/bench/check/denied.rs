@@ -27,7 +27,7 @@ pub(super) fn wrongly_denied(rule: &Rule, requests: &Requests) -> u64 {
 }
 
 /// Maximum number of windows that a denial may span. Longer denials are not judged.
-const MOST_WINDOWS: u64 = 16;
+const MAX_WINDOWS: u64 = 16;
 
 /// Everything that may have been charged, ordered by send time and by response time.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl<'a> Charged<'a> {
     /// Checks every window in which the request may have been decided.
     fn fits_windows(&self, denied: &Interval) -> bool {
         let (first, last) = (denied.from / self.period, denied.to / self.period);
-        last - first < MOST_WINDOWS && (first..=last).all(|window| self.fits_in(window, denied))
+        last - first < MAX_WINDOWS && (first..=last).all(|window| self.fits_in(window, denied))
     }
 
     fn fits_in(&self, window: u64, denied: &Interval) -> bool {

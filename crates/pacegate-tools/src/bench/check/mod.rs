@@ -36,7 +36,7 @@ pub enum Windows {
 
 /// The certain findings of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct CheckResult {
     /// Number of requests checked.
     pub checked: u64,
     /// Units that no server which enforces the limit can have admitted.
@@ -70,25 +70,25 @@ struct Requests {
 }
 
 /// Checks every key. Reorders the history.
-pub fn check(rule: &Rule, history: &mut History) -> Verdict {
+pub fn check(rule: &Rule, history: &mut History) -> CheckResult {
     let full_from = history.full_from().unwrap_or(u64::MAX);
     let entries = history.entries_mut();
     entries.sort_unstable_by_key(|entry| (entry.key, entry.received(), entry.sent));
-    let mut verdict = Verdict { checked: entries.len() as u64, ..Verdict::default() };
+    let mut result = CheckResult { checked: entries.len() as u64, ..CheckResult::default() };
     let whole = full_from == u64::MAX && !rule.used;
     let mut requests = Requests { whole, ..Requests::default() };
     for of_key in entries.chunk_by(|a, b| a.key == b.key) {
         requests.fill(of_key, rule.skew, full_from);
         let over = over::over_admitted(rule, &requests);
         let denied = if rule.used { 0 } else { denied::wrongly_denied(rule, &requests) };
-        verdict.over_admitted += over;
-        verdict.wrongly_denied += denied;
-        verdict.keys_wronged += u64::from(over + denied > 0);
-        if over > verdict.worst.map_or(0, |(_, most)| most) {
-            verdict.worst = of_key.first().map(|entry| (entry.key, over));
+        result.over_admitted += over;
+        result.wrongly_denied += denied;
+        result.keys_wronged += u64::from(over + denied > 0);
+        if over > result.worst.map_or(0, |(_, most)| most) {
+            result.worst = of_key.first().map(|entry| (entry.key, over));
         }
     }
-    verdict
+    result
 }
 
 impl Requests {

@@ -26,9 +26,9 @@ fn entry(sent: u64, took: u32, cost: u32, answer: Answer) -> Exchange {
 fn judged(rule: &Rule, entries: &[Exchange]) -> (u64, u64) {
     let mut history = History::new(usize::MAX);
     entries.iter().for_each(|&entry| history.push(entry));
-    let verdict = check(rule, &mut history);
-    assert_eq!(verdict.checked, entries.len() as u64);
-    (verdict.over_admitted, verdict.wrongly_denied)
+    let result = check(rule, &mut history);
+    assert_eq!(result.checked, entries.len() as u64);
+    (result.over_admitted, result.wrongly_denied)
 }
 
 /// Creates `requests` simultaneous requests, the first `admitted` of which are allowed.
@@ -265,8 +265,8 @@ fn denials_are_not_judged_in_an_incomplete_history() {
     let mut history = History::new(10);
     burst(START, 10, 9).into_iter().for_each(|entry| history.push(entry));
     history.push(entry(START + 100, 900, 1, Answer::Allowed));
-    let verdict = check(&rule, &mut history);
-    assert_eq!((verdict.checked, verdict.wrongly_denied), (10, 0));
+    let result = check(&rule, &mut history);
+    assert_eq!((result.checked, result.wrongly_denied), (10, 0));
 }
 
 #[test]
@@ -299,13 +299,13 @@ fn keys_are_checked_independently() {
         let admitted = if key == 3 { 14 } else { 10 };
         burst(START, 20, admitted).iter().for_each(|&one| history.push(Exchange { key, ..one }));
     }
-    let verdict = check(&rule, &mut history);
-    let expected = Verdict {
+    let result = check(&rule, &mut history);
+    let expected = CheckResult {
         checked: 100,
         over_admitted: 4,
         wrongly_denied: 0,
         keys_wronged: 1,
         worst: Some((3, 4)),
     };
-    assert_eq!(verdict, expected);
+    assert_eq!(result, expected);
 }

@@ -29,7 +29,7 @@ pub(super) struct Connection {
 /// Initial size of the buffers; the input buffer grows for longer responses.
 const CHUNK: usize = 64 * 1024;
 /// Maximum size of a response.
-const MOST_INPUT: usize = 4 * 1024 * 1024;
+const MAX_INPUT_BYTES: usize = 4 * 1024 * 1024;
 
 impl Connection {
     pub(super) fn open(target: &Target) -> io::Result<Self> {
@@ -133,7 +133,7 @@ impl Connection {
         if self.filled < self.input.len() {
             return Ok(());
         }
-        if self.input.len() >= MOST_INPUT {
+        if self.input.len() >= MAX_INPUT_BYTES {
             return Err(io::Error::other("response too long"));
         }
         self.input.resize(2 * self.input.len(), 0);

@@ -2,8 +2,8 @@
 //! records the outcomes.
 
 mod connection;
-mod pace;
 mod record;
+mod schedule;
 mod worker;
 
 use std::{
@@ -25,8 +25,8 @@ use super::{
     keys::{Costs, Draw, KeyDistribution},
     target::Target,
 };
-pub use pace::Rate;
 pub(crate) use record::Record;
+pub use schedule::Rate;
 use worker::Worker;
 
 /// The parameters of a run.
@@ -67,7 +67,7 @@ pub enum Length {
 
 /// The result of a run.
 #[derive(Debug)]
-pub struct Ran {
+pub struct LoadResult {
     /// Counts, latencies and decisions.
     pub record: Record,
     /// The measured time.
@@ -117,7 +117,7 @@ impl Load {
         &self,
         target: &Arc<Target>,
         mut progress: impl FnMut(u64, Duration),
-    ) -> Result<Ran, LoadError> {
+    ) -> Result<LoadResult, LoadError> {
         let mut workers = self.workers(target)?;
         let timer = Timer::start(self);
         let done = Arc::new(AtomicU64::new(0));
@@ -158,7 +158,7 @@ impl Load {
         let record = record.ok_or(LoadError::Broken)?;
         let (server_cpu, own_cpu) = watch.end()?;
         let elapsed = timer.measured(&record);
-        Ok(Ran { record, elapsed, server_cpu, own_cpu })
+        Ok(LoadResult { record, elapsed, server_cpu, own_cpu })
     }
 
     /// Creates the workers and opens all connections, before the first request is sent.

@@ -44,15 +44,16 @@ pub(super) struct Asked {
 }
 
 /// Range of the latency histogram, in nanoseconds.
-const SHORTEST: u64 = 1_000;
-const LONGEST: u64 = 600_000_000_000;
+const MIN_LATENCY: u64 = 1_000;
+const MAX_LATENCY: u64 = 600_000_000_000;
 /// Significant decimal digits of the histogram.
 const PRECISION: u8 = 3;
 
 impl Record {
     pub(super) fn new(keep: usize) -> Self {
         #[expect(clippy::expect_used, reason = "the bounds are constants")]
-        let latencies = Histogram::new_with_bounds(SHORTEST, LONGEST, PRECISION).expect("bounds");
+        let latencies =
+            Histogram::new_with_bounds(MIN_LATENCY, MAX_LATENCY, PRECISION).expect("bounds");
         Self {
             allowed: 0,
             denied: 0,

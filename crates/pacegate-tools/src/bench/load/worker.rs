@@ -16,8 +16,8 @@ use rustix::{
 use super::{
     Length, Load, LoadError, Timer,
     connection::Connection,
-    pace::Pace,
     record::{Asked, Record},
+    schedule::Schedule,
 };
 use crate::bench::{keys::Draw, target::Target};
 
@@ -28,7 +28,7 @@ pub(super) struct Worker {
     connections: Vec<Connection>,
     costs: Vec<u32>,
     draw: Draw,
-    pace: Pace,
+    schedule: Schedule,
     record: Record,
     /// Index of the next connection to use in an open loop.
     turn: usize,
@@ -38,11 +38,11 @@ pub(super) struct Worker {
 
 /// Timeout in nanoseconds for the outstanding responses after the last request. In a run without an end time, it is
 /// also the timeout for the next response.
-const PATIENCE: u64 = 5_000_000_000;
+const RESPONSE_TIMEOUT: u64 = 5_000_000_000;
 /// Maximum time of one poll, in nanoseconds.
-const LONGEST_WAIT: u64 = 100_000_000;
+const MAX_POLL: u64 = 100_000_000;
 /// Maximum number of reconnects.
-const MOST_RECONNECTED: u64 = 10_000;
+const MAX_RECONNECTS: u64 = 10_000;
 
 impl Worker {
     pub(super) fn new(
@@ -60,10 +60,10 @@ impl Worker {
         };
         let connections = (0..load.connections).map(connect).collect::<Result<_, _>>()?;
         let costs = load.costs.shares.iter().map(|share| share.cost).collect();
-        let pace = Pace::new(load.rate, turn, most);
+        let schedule = Schedule::new(load.rate, turn, most);
         let record = Record::new(load.keep);
         let ready = Vec::new();
-        Ok(Self { load, target, connections, costs, draw, pace, record, turn: 0, ready })
+        Ok(Self { load, target, connections, costs, draw, schedule, record, turn: 0, ready })
     }
 
     /// Sends requests until the end of the run, then waits for the outstanding responses.
@@ -73,23 +73,23 @@ impl Worker {
         let (mut ended, mut heard) = (None, 0);
         loop {
             let now = timer.now();
-            let mut next = self.pace.due(now).filter(|_| now < timer.end);
+            let mut next = self.schedule.due(now).filter(|_| now < timer.end);
             if next.is_some() {
                 next = self.ask(&timer)?;
             }
             let in_flight = self.connections.iter().any(|one| one.in_flight() > 0);
-            let over = timer.now() >= timer.end || self.pace.due(0).is_none();
+            let over = timer.now() >= timer.end || self.schedule.due(0).is_none();
             if over {
                 let since = *ended.get_or_insert(now);
-                if !in_flight || now.saturating_sub(since) > PATIENCE {
+                if !in_flight || now.saturating_sub(since) > RESPONSE_TIMEOUT {
                     break;
                 }
             }
             if !in_flight {
                 heard = now;
             }
-            if !timer.has_end() && now.saturating_sub(heard) > PATIENCE {
-                let silent = || format!("no response for {} s", PATIENCE / 1_000_000_000);
+            if !timer.has_end() && now.saturating_sub(heard) > RESPONSE_TIMEOUT {
+                let silent = || format!("no response for {} s", RESPONSE_TIMEOUT / 1_000_000_000);
                 self.record.first_failure.get_or_insert_with(silent);
                 break;
             }
@@ -107,7 +107,7 @@ impl Worker {
     /// Sends due requests on connections that have room. Returns the due time of the next request, or `None` if the
     /// worker waits only for responses.
     fn ask(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
-        match self.pace.is_open() {
+        match self.schedule.is_open() {
             true => self.ask_in_turn(timer),
             false => self.ask_again(timer),
         }
@@ -120,7 +120,7 @@ impl Worker {
             loop {
                 let now = timer.now();
                 let depth = self.load.depth;
-                while self.connections[which].has_room(depth) && self.pace.due(now).is_some() {
+                while self.connections[which].has_room(depth) && self.schedule.due(now).is_some() {
                     self.put(which, now);
                 }
                 // A new connection has no response to wait for, so it must send a request first.
@@ -137,7 +137,7 @@ impl Worker {
     fn ask_in_turn(&mut self, timer: &Timer) -> Result<Option<u64>, LoadError> {
         let now = timer.now();
         self.ready.clear();
-        let mut next = self.pace.due(now);
+        let mut next = self.schedule.due(now);
         while let Some(due) = next.filter(|&due| due <= now && due < timer.end) {
             let all = self.connections.len();
             let places = (0..all).map(|step| (self.turn + step) % all);
@@ -151,7 +151,7 @@ impl Worker {
             if !self.ready.contains(&which) {
                 self.ready.push(which);
             }
-            next = self.pace.due(now);
+            next = self.schedule.due(now);
         }
         for place in 0..self.ready.len() {
             self.flush(self.ready[place], timer, now)?;
@@ -162,7 +162,7 @@ impl Worker {
     #[inline]
     fn put(&mut self, which: usize, due: u64) {
         let (key, cost) = self.draw.next();
-        self.pace.advance();
+        self.schedule.advance();
         self.connections[which].ask(&self.target, Asked { key, cost, sent: due, due });
     }
 
@@ -186,7 +186,7 @@ impl Worker {
             fds.push(PollFd::new(&connection.stream, interest));
         }
         let now = timer.now();
-        let until = next.unwrap_or(u64::MAX).min(now + LONGEST_WAIT);
+        let until = next.unwrap_or(u64::MAX).min(now + MAX_POLL);
         let until = if now < timer.end { until.min(timer.end) } else { until };
         // Less than a second. The type of the nanoseconds depends on the operating system.
         let wait = Timespec { tv_sec: 0, tv_nsec: until.saturating_sub(now) as _ };
@@ -236,10 +236,10 @@ impl Worker {
         self.record.reconnected += 1;
         self.record.first_failure.get_or_insert_with(|| error.to_string());
         let address = self.target.address();
-        if self.record.reconnected > MOST_RECONNECTED {
+        if self.record.reconnected > MAX_RECONNECTS {
             let error = io::Error::new(
                 error.kind(),
-                format!("gave up after {MOST_RECONNECTED} reconnects: {error}"),
+                format!("gave up after {MAX_RECONNECTS} reconnects: {error}"),
             );
             return Err(LoadError::Lost(address, error));
         }
@@ -262,7 +262,7 @@ impl Worker {
         }
         let (now, record) = (timer.now(), &mut self.record);
         let left = |count, due| record.leave(timer, count, due, now);
-        self.pace.skip_until(timer.end.min(now), left);
+        self.schedule.skip_until(timer.end.min(now), left);
     }
 }
 

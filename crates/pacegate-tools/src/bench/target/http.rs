@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use super::{
-    Dialect, Garbled, Greeting, Prepared, Reply, TargetError, Template, Url, Wanted, Wire,
-    sample_key, seconds, shown,
+    Dialect, Greeting, InvalidReply, Prepared, Reply, TargetError, TargetOptions, Template, Url,
+    Wire, sample_key, seconds, shown,
 };
 
 /// Parses responses.
@@ -23,33 +23,33 @@ enum Says {
 }
 
 /// Maximum size of the head and of the body of a response.
-const MOST_BYTES: usize = 1024 * 1024;
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
 
 pub(super) fn prepare<'a>(
-    wanted: &'a Wanted<'_>,
+    options: &'a TargetOptions<'_>,
     dialect: Dialect,
     url: &Url<'_>,
 ) -> Result<Prepared<'a>, TargetError> {
-    let key = sample_key(wanted.prefix);
-    let head = head(wanted, dialect, url);
+    let key = sample_key(options.prefix);
+    let head = head(options, dialect, url);
     let (says, seconds) = match dialect {
-        Dialect::ThrottlecrabHttp => (Says::Body, seconds(dialect, &wanted.limit)?),
+        Dialect::ThrottlecrabHttp => (Says::Body, seconds(dialect, &options.limit)?),
         _ => (Says::Status, 0),
     };
     let write = move |cost: u32| {
-        let mut body = match (says, wanted.attribute) {
+        let mut body = match (says, options.attribute) {
             (Says::Body, _) => json!({
-                "key": key, "max_burst": wanted.limit.capacity(), "quantity": cost,
-                "count_per_period": wanted.limit.amount(), "period": seconds,
+                "key": key, "max_burst": options.limit.capacity(), "quantity": cost,
+                "count_per_period": options.limit.amount(), "period": seconds,
             }),
             (Says::Status, Some(name)) => {
                 let mut body = json!({ "attributes": { name: key } });
-                if !wanted.domain.is_empty() {
-                    body["domain"] = wanted.domain.into();
+                if !options.domain.is_empty() {
+                    body["domain"] = options.domain.into();
                 }
                 body
             }
-            (Says::Status, None) => json!({ "key": key, "limit": wanted.limit.to_string() }),
+            (Says::Status, None) => json!({ "key": key, "limit": options.limit.to_string() }),
         };
         if says == Says::Status && cost != 1 {
             body["cost"] = cost.into();
@@ -62,9 +62,9 @@ pub(super) fn prepare<'a>(
     Ok((Wire::Http(HttpReader { says }), Greeting::default(), Box::new(write)))
 }
 
-fn head(wanted: &Wanted<'_>, dialect: Dialect, url: &Url<'_>) -> String {
+fn head(options: &TargetOptions<'_>, dialect: Dialect, url: &Url<'_>) -> String {
     let path = if dialect == Dialect::ThrottlecrabHttp { "/throttle" } else { "/v1/check" };
-    let key = wanted.api_key.filter(|key| key.bytes().all(|byte| byte.is_ascii_graphic()));
+    let key = options.api_key.filter(|key| key.bytes().all(|byte| byte.is_ascii_graphic()));
     let key = key.map_or(String::new(), |key| format!("authorization: Bearer {key}\r\n"));
     let host = url.host;
     format!("POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n{key}")
@@ -72,16 +72,16 @@ fn head(wanted: &Wanted<'_>, dialect: Dialect, url: &Url<'_>) -> String {
 
 impl HttpReader {
     #[inline]
-    pub(super) fn read(&self, input: &[u8]) -> Result<Option<(usize, Reply)>, Garbled> {
+    pub(super) fn read(&self, input: &[u8]) -> Result<Option<(usize, Reply)>, InvalidReply> {
         let Some(end) = memchr::memmem::find(input, b"\r\n\r\n") else {
-            return match input.len() > MOST_BYTES {
-                true => Err(Garbled("response head too long")),
+            return match input.len() > MAX_RESPONSE_BYTES {
+                true => Err(InvalidReply("response head too long")),
                 false => Ok(None),
             };
         };
         let head = &input[..end + 2];
         let [b'H', b'T', b'T', b'P', b'/', b'1', b'.', _, b' ', status @ ..] = head else {
-            return Err(Garbled("not HTTP/1.1"));
+            return Err(InvalidReply("not HTTP/1.1"));
         };
         let length = content_length(head)?;
         let Some(body) = input.get(end + 4..end + 4 + length) else { return Ok(None) };
@@ -110,18 +110,18 @@ impl HttpReader {
 }
 
 /// Parses the Content-Length header, without which the next response cannot be found.
-fn content_length(head: &[u8]) -> Result<usize, Garbled> {
+fn content_length(head: &[u8]) -> Result<usize, InvalidReply> {
     const NAME: &[u8] = b"content-length:";
     let mut lines = head.split(|&byte| byte == b'\n');
     let is_it = |line: &&[u8]| line.get(..NAME.len()).is_some_and(|n| n.eq_ignore_ascii_case(NAME));
-    let line = lines.find(is_it).ok_or(Garbled("response without Content-Length"))?;
+    let line = lines.find(is_it).ok_or(InvalidReply("response without Content-Length"))?;
     let digits = line[NAME.len()..].trim_ascii();
-    let wrong = Garbled("invalid Content-Length");
+    let wrong = InvalidReply("invalid Content-Length");
     if digits.is_empty() || digits.len() > 7 || !digits.iter().all(u8::is_ascii_digit) {
         return Err(wrong);
     }
     let length = digits.iter().fold(0, |length, digit| length * 10 + usize::from(digit - b'0'));
-    if length > MOST_BYTES { Err(wrong) } else { Ok(length) }
+    if length > MAX_RESPONSE_BYTES { Err(wrong) } else { Ok(length) }
 }
 
 #[cfg(test)]

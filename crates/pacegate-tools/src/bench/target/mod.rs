@@ -31,7 +31,7 @@ pub struct Target {
 
 /// The target as given on the command line.
 #[derive(Clone, Debug)]
-pub struct Wanted<'a> {
+pub struct TargetOptions<'a> {
     /// Address of the server.
     pub url: &'a str,
     /// Protocol; that of the URL by default.
@@ -136,14 +136,14 @@ pub enum Reply {
 /// A protocol violation; the connection cannot be used further.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid response: {0}")]
-pub struct Garbled(&'static str);
+pub struct InvalidReply(&'static str);
 
 /// Number of digits of a key. It is fixed, so that all requests have the same length.
 const DIGITS: usize = 9;
 /// Maximum length of a user-provided text in a request.
-const MOST_TEXT: usize = 1_024;
+const MAX_TEXT_BYTES: usize = 1_024;
 /// Maximum length of a quoted response.
-const MOST_SAID: usize = 200;
+const MAX_QUOTED_BYTES: usize = 200;
 /// Connect timeout.
 const CONNECT: Duration = Duration::from_secs(5);
 
@@ -188,29 +188,29 @@ impl Dialect {
 
 impl Target {
     /// Resolves the server's address and encodes the requests.
-    pub fn new(wanted: &Wanted<'_>) -> Result<Self, TargetError> {
-        let url = Url::parse(wanted.url)?;
-        let dialect = wanted.dialect.or_else(|| Dialect::of(wanted.url));
-        let dialect = dialect.ok_or_else(|| TargetError::Address(shown(wanted.url.as_bytes())))?;
+    pub fn new(options: &TargetOptions<'_>) -> Result<Self, TargetError> {
+        let url = Url::parse(options.url)?;
+        let dialect = options.dialect.or_else(|| Dialect::of(options.url));
+        let dialect = dialect.ok_or_else(|| TargetError::Address(shown(options.url.as_bytes())))?;
         if !dialect.schemes().contains(&url.scheme) {
             let name = format!("{}://{}", url.scheme, url.host);
             return Err(TargetError::Scheme(name, dialect.name(), dialect.schemes()[0]));
         }
-        for (what, text) in [("domain", wanted.domain), ("key prefix", wanted.prefix)] {
+        for (what, text) in [("domain", options.domain), ("key prefix", options.prefix)] {
             is_short(what, text)?;
         }
-        is_short("attribute name", wanted.attribute.unwrap_or_default())?;
-        is_short("API key", wanted.api_key.unwrap_or_default())?;
-        if dialect.is_bucket() && wanted.limit.algorithm() != Algorithm::TokenBucket {
-            return Err(TargetError::Bucket(dialect.name(), wanted.limit.algorithm()));
+        is_short("attribute name", options.attribute.unwrap_or_default())?;
+        is_short("API key", options.api_key.unwrap_or_default())?;
+        if dialect.is_bucket() && options.limit.algorithm() != Algorithm::TokenBucket {
+            return Err(TargetError::Bucket(dialect.name(), options.limit.algorithm()));
         }
         let address = url.address()?;
         let (wire, greeting, write) = match url.scheme {
-            "http" => http::prepare(wanted, dialect, &url)?,
-            "grpc" => rls::prepare(wanted, &url),
-            _ => resp::prepare(wanted, dialect, &url, address)?,
+            "http" => http::prepare(options, dialect, &url)?,
+            "grpc" => rls::prepare(options, &url),
+            _ => resp::prepare(options, dialect, &url, address)?,
         };
-        let templates = wanted.costs.iter().map(|&cost| write(cost)).collect();
+        let templates = options.costs.iter().map(|&cost| write(cost)).collect();
         Ok(Self { address, greeting, templates, wire })
     }
 
@@ -264,7 +264,7 @@ impl Wire {
         input: &[u8],
         out: &mut Vec<u8>,
         mut answered: impl FnMut(usize, Reply),
-    ) -> Result<usize, Garbled> {
+    ) -> Result<usize, InvalidReply> {
         let (mut done, mut nth) = (0, 0);
         loop {
             let rest = &input[done..];
@@ -400,7 +400,7 @@ fn in_vain(error: io::Error) -> io::Error {
 }
 
 fn is_short(what: &'static str, text: &str) -> Result<(), TargetError> {
-    if text.len() > MOST_TEXT { Err(TargetError::TooLong(what)) } else { Ok(()) }
+    if text.len() > MAX_TEXT_BYTES { Err(TargetError::TooLong(what)) } else { Ok(()) }
 }
 
 /// Decodes percent-encoding, as in the URL of a store.
@@ -431,7 +431,7 @@ fn write_digits(key: u32, place: &mut [u8]) {
 
 /// Returns the start of a response, with control characters escaped for the terminal.
 fn shown(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(&bytes[..bytes.len().min(MOST_SAID)]).escape_debug().to_string()
+    String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_QUOTED_BYTES)]).escape_debug().to_string()
 }
 
 /// Returns the period of the limit in seconds.

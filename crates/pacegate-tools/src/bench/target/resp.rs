@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    CONNECT, Dialect, Garbled, Greeting, Prepared, Reply, TargetError, Template, Url, Wanted, Wire,
-    in_vain, is_short, sample_key, seconds, shown,
+    CONNECT, Dialect, Greeting, InvalidReply, Prepared, Reply, TargetError, TargetOptions,
+    Template, Url, Wire, in_vain, is_short, sample_key, seconds, shown,
 };
 
 /// A script and its arguments.
@@ -48,24 +48,24 @@ enum First<'a> {
 /// Maximum nesting depth of arrays in a reply.
 const DEPTH: u32 = 8;
 /// Maximum length of a string in a reply.
-const MOST_BYTES: usize = 1024 * 1024;
+const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
 /// Error text for a reply without a decision.
 pub(super) const NO_INTEGER: &str = "reply without an integer";
 /// Maximum size of a script.
-const MOST_SCRIPT: usize = 256 * 1024;
+const MAX_SCRIPT_BYTES: usize = 256 * 1024;
 
 pub(super) fn prepare<'a>(
-    wanted: &'a Wanted<'_>,
+    options: &'a TargetOptions<'_>,
     dialect: Dialect,
     url: &Url<'_>,
     address: SocketAddr,
 ) -> Result<Prepared<'a>, TargetError> {
     let mut greeting = Greeting::default();
-    greet(&mut greeting, url, wanted.api_key);
-    let (key, limit) = (sample_key(wanted.prefix), &wanted.limit);
+    greet(&mut greeting, url, options.api_key);
+    let (key, limit) = (sample_key(options.prefix), &options.limit);
     let reading = match dialect {
         Dialect::ClThrottle => Reading::Zero,
-        Dialect::Script => wanted.reading,
+        Dialect::Script => options.reading,
         Dialect::Incr => Reading::Count,
         _ => Reading::One,
     };
@@ -83,7 +83,7 @@ pub(super) fn prepare<'a>(
                 [name.to_owned(), key.clone()].into_iter().chain(numbers).collect()
             })
         }
-        Dialect::Script => script_words(wanted, key.clone(), address, &greeting)?,
+        Dialect::Script => script_words(options, key.clone(), address, &greeting)?,
         Dialect::Incr => {
             let key = key.clone();
             Box::new(move |cost| match cost {
@@ -91,23 +91,26 @@ pub(super) fn prepare<'a>(
                 _ => vec!["INCRBY".to_owned(), key.clone(), cost.to_string()],
             })
         }
-        _ => check_words(wanted, key.clone()),
+        _ => check_words(options, key.clone()),
     };
     let write = Box::new(move |cost| Template::new(&command(&words(cost)), key.as_bytes()));
     Ok((Wire::Resp(RespReader { reading, amount: limit.amount() }), greeting, write))
 }
 
 /// Builds PACEGATE.CHECK commands, for policies or for an inline limit.
-fn check_words<'a>(wanted: &'a Wanted<'_>, key: String) -> Box<dyn Fn(u32) -> Vec<String> + 'a> {
+fn check_words<'a>(
+    options: &'a TargetOptions<'_>,
+    key: String,
+) -> Box<dyn Fn(u32) -> Vec<String> + 'a> {
     Box::new(move |cost| {
         let mut words = vec!["PACEGATE.CHECK".to_owned()];
         if cost != 1 {
             words.extend(["COST".to_owned(), cost.to_string()]);
         }
-        match wanted.attribute {
+        match options.attribute {
             Some(name) => {
-                if !wanted.domain.is_empty() {
-                    words.extend(["DOMAIN".to_owned(), wanted.domain.to_owned()]);
+                if !options.domain.is_empty() {
+                    words.extend(["DOMAIN".to_owned(), options.domain.to_owned()]);
                 }
                 words.extend(["ATTR".to_owned(), name.to_owned(), key.clone()]);
             }
@@ -115,7 +118,7 @@ fn check_words<'a>(wanted: &'a Wanted<'_>, key: String) -> Box<dyn Fn(u32) -> Ve
                 "KEY".to_owned(),
                 key.clone(),
                 "LIMIT".to_owned(),
-                wanted.limit.to_string(),
+                options.limit.to_string(),
             ]),
         }
         words
@@ -124,20 +127,20 @@ fn check_words<'a>(wanted: &'a Wanted<'_>, key: String) -> Box<dyn Fn(u32) -> Ve
 
 /// Loads the script into the server and builds EVALSHA commands for it.
 fn script_words<'a>(
-    wanted: &'a Wanted<'_>,
+    options: &'a TargetOptions<'_>,
     key: String,
     address: SocketAddr,
     greeting: &Greeting,
 ) -> Result<Box<dyn Fn(u32) -> Vec<String> + 'a>, TargetError> {
-    let script = wanted.script.as_ref().ok_or(TargetError::NoScript)?;
-    if script.text.len() > MOST_SCRIPT {
+    let script = options.script.as_ref().ok_or(TargetError::NoScript)?;
+    if script.text.len() > MAX_SCRIPT_BYTES {
         return Err(TargetError::TooLong("script"));
     }
     for arg in &script.args {
         is_short("script argument", arg)?;
     }
     let digest = load(address, greeting, &script.text).map_err(TargetError::Script)?;
-    let limit = wanted.limit;
+    let limit = options.limit;
     Ok(Box::new(move |cost| {
         let fill = |text: &String| {
             let values = [
@@ -174,7 +177,7 @@ fn load(address: SocketAddr, greeting: &Greeting, script: &str) -> io::Result<St
             return Ok(digest[..40].to_owned());
         }
         let refused = text.lines().find(|line| line.starts_with('-'));
-        if refused.is_some() || read == 0 || input.len() > MOST_BYTES {
+        if refused.is_some() || read == 0 || input.len() > MAX_RESPONSE_BYTES {
             return Err(io::Error::other(shown(
                 refused.unwrap_or("no digest received").as_bytes(),
             )));
@@ -200,7 +203,7 @@ fn command(words: &[String]) -> Vec<u8> {
 
 impl RespReader {
     #[inline]
-    pub(super) fn read(&self, input: &[u8]) -> Result<Option<(usize, Reply)>, Garbled> {
+    pub(super) fn read(&self, input: &[u8]) -> Result<Option<(usize, Reply)>, InvalidReply> {
         let Some((length, first)) = value(input, DEPTH)? else { return Ok(None) };
         Ok(Some((length, self.reply(first))))
     }
@@ -218,9 +221,9 @@ impl RespReader {
 }
 
 /// Returns the length of a reply and the first integer in it.
-fn value(input: &[u8], depth: u32) -> Result<Option<(usize, First<'_>)>, Garbled> {
+fn value(input: &[u8], depth: u32) -> Result<Option<(usize, First<'_>)>, InvalidReply> {
     let Some((line, end)) = line(input)? else { return Ok(None) };
-    let Some((&kind, line)) = line.split_first() else { return Err(Garbled("empty line")) };
+    let Some((&kind, line)) = line.split_first() else { return Err(InvalidReply("empty line")) };
     match kind {
         b':' => Ok(Some((end, First::Int(int(line)?)))),
         b'-' => Ok(Some((end, First::Error(line)))),
@@ -229,15 +232,15 @@ fn value(input: &[u8], depth: u32) -> Result<Option<(usize, First<'_>)>, Garbled
             let Ok(length) = usize::try_from(int(line)?) else {
                 return Ok(Some((end, First::Other)));
             };
-            if length > MOST_BYTES {
-                return Err(Garbled("string too long"));
+            if length > MAX_RESPONSE_BYTES {
+                return Err(InvalidReply("string too long"));
             }
             let Some(text) = input.get(end..end + length + 2) else { return Ok(None) };
             let first = int(&text[..length]).map_or(First::Other, First::Int);
             Ok(Some((end + length + 2, first)))
         }
         b'*' => array(input, end, int(line)?, depth),
-        _ => Err(Garbled("unknown RESP2 reply type")),
+        _ => Err(InvalidReply("unknown RESP2 reply type")),
     }
 }
 
@@ -246,15 +249,15 @@ fn array(
     mut end: usize,
     count: i64,
     depth: u32,
-) -> Result<Option<(usize, First<'_>)>, Garbled> {
+) -> Result<Option<(usize, First<'_>)>, InvalidReply> {
     if depth == 0 {
-        return Err(Garbled("arrays nested too deeply"));
+        return Err(InvalidReply("arrays nested too deeply"));
     }
     let mut first = First::Other;
     for _ in 0..count {
         let Some((length, found)) = value(&input[end..], depth - 1)? else { return Ok(None) };
-        if end > MOST_BYTES {
-            return Err(Garbled("array too long"));
+        if end > MAX_RESPONSE_BYTES {
+            return Err(InvalidReply("array too long"));
         }
         end += length;
         if first == First::Other {
@@ -265,18 +268,18 @@ fn array(
 }
 
 /// Returns a line without its terminator, and the offset of the next one.
-fn line(input: &[u8]) -> Result<Option<(&[u8], usize)>, Garbled> {
+fn line(input: &[u8]) -> Result<Option<(&[u8], usize)>, InvalidReply> {
     match memchr::memchr(b'\n', input) {
         Some(end) if end > 0 && input[end - 1] == b'\r' => Ok(Some((&input[..end - 1], end + 1))),
-        Some(_) => Err(Garbled("line does not end with CR LF")),
-        None if input.len() > MOST_BYTES => Err(Garbled("line too long")),
+        Some(_) => Err(InvalidReply("line does not end with CR LF")),
+        None if input.len() > MAX_RESPONSE_BYTES => Err(InvalidReply("line too long")),
         None => Ok(None),
     }
 }
 
-fn int(digits: &[u8]) -> Result<i64, Garbled> {
+fn int(digits: &[u8]) -> Result<i64, InvalidReply> {
     let text = std::str::from_utf8(digits).ok();
-    text.and_then(|text| text.parse().ok()).ok_or(Garbled("invalid number"))
+    text.and_then(|text| text.parse().ok()).ok_or(InvalidReply("invalid number"))
 }
 
 #[cfg(test)]

@@ -11,7 +11,9 @@ use prost::Message;
 use super::proto::{
     Code, DescriptorEntry, RateLimitDescriptor, RateLimitRequest, RateLimitResponse,
 };
-use super::{Garbled, Greeting, Prepared, Reply, Template, Url, Wanted, Wire, sample_key};
+use super::{
+    Greeting, InvalidReply, Prepared, Reply, TargetOptions, Template, Url, Wire, sample_key,
+};
 
 /// The state of one HTTP/2 connection.
 #[derive(Clone, Debug)]
@@ -67,20 +69,20 @@ const ALL: u32 = 0x7fff_ffff;
 /// Initial flow-control window.
 const AT_FIRST: u32 = 65_535;
 /// Maximum frame size; we never announce a larger one.
-const MOST_FRAME: usize = 16_384;
+const MAX_FRAME_BYTES: usize = 16_384;
 /// Maximum message size.
-const MOST_MESSAGE: usize = 1024 * 1024;
+const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 /// A send window large enough for any request written here.
 const SOME_ROOM: i64 = 8_192;
 
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-pub(super) fn prepare<'a>(wanted: &'a Wanted<'_>, url: &Url<'_>) -> Prepared<'a> {
-    let headers = headers(url.host, wanted.api_key);
+pub(super) fn prepare<'a>(options: &'a TargetOptions<'_>, url: &Url<'_>) -> Prepared<'a> {
+    let headers = headers(url.host, options.api_key);
     let greeting = Greeting { bytes: greeting(), replies: 0 };
     let write = move |cost| {
-        let key = sample_key(wanted.prefix);
-        let message = request(wanted, &key, cost).encode_to_vec();
+        let key = sample_key(options.prefix);
+        let message = request(options, &key, cost).encode_to_vec();
         let mut bytes = Vec::new();
         frame(&mut bytes, HEADERS, END_HEADERS, &headers);
         let mut data = vec![0];
@@ -92,14 +94,14 @@ pub(super) fn prepare<'a>(wanted: &'a Wanted<'_>, url: &Url<'_>) -> Prepared<'a>
     (Wire::Rls(Box::default()), greeting, Box::new(write))
 }
 
-fn request(wanted: &Wanted<'_>, key: &str, cost: u32) -> RateLimitRequest {
-    let name = wanted.attribute.unwrap_or("key").as_bytes();
+fn request(options: &TargetOptions<'_>, key: &str, cost: u32) -> RateLimitRequest {
+    let name = options.attribute.unwrap_or("key").as_bytes();
     let entry = DescriptorEntry {
         key: Bytes::copy_from_slice(name),
         value: Bytes::copy_from_slice(key.as_bytes()),
     };
     RateLimitRequest {
-        domain: Bytes::copy_from_slice(wanted.domain.as_bytes()),
+        domain: Bytes::copy_from_slice(options.domain.as_bytes()),
         descriptors: vec![RateLimitDescriptor { entries: vec![entry] }],
         hits_addend: cost,
     }
@@ -200,10 +202,10 @@ impl Session {
         input: &[u8],
         out: &mut Vec<u8>,
         answered: &mut impl FnMut(usize, Reply),
-    ) -> Result<Option<usize>, Garbled> {
+    ) -> Result<Option<usize>, InvalidReply> {
         let Some(frame) = Frame::read(input) else { return Ok(None) };
-        if frame.length > MOST_FRAME {
-            return Err(Garbled("frame too long"));
+        if frame.length > MAX_FRAME_BYTES {
+            return Err(InvalidReply("frame too long"));
         }
         let end = HEAD + frame.length;
         let Some(payload) = input.get(HEAD..end) else { return Ok(None) };
@@ -212,7 +214,7 @@ impl Session {
             SETTINGS if frame.flags & ACK == 0 => self.settings(payload, out),
             PING if frame.flags & ACK == 0 => self::frame(out, PING, ACK, payload),
             WINDOW if frame.stream == 0 => self.room += i64::from(number(payload, 0) & ALL),
-            GO_AWAY => return Err(Garbled("the server closed the connection (GOAWAY)")),
+            GO_AWAY => return Err(InvalidReply("the server closed the connection (GOAWAY)")),
             _ => {}
         }
         let ends = frame.kind == RESET
@@ -232,7 +234,12 @@ impl Session {
         frame(out, SETTINGS, ACK, &[]);
     }
 
-    fn data(&mut self, frame: Frame, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Garbled> {
+    fn data(
+        &mut self,
+        frame: Frame,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), InvalidReply> {
         self.taken += frame.length as u32;
         if self.taken > ALL / 2 {
             self::frame(out, WINDOW, 0, &self.taken.to_be_bytes());
@@ -243,12 +250,12 @@ impl Session {
             (_, Some((&padding, rest))) if usize::from(padding) <= rest.len() => {
                 &rest[..rest.len() - usize::from(padding)]
             }
-            _ => return Err(Garbled("invalid padding")),
+            _ => return Err(InvalidReply("invalid padding")),
         };
         if let Some(stream) = self.place(frame.stream).and_then(|at| self.waiting.get_mut(at)) {
             stream.message.extend_from_slice(part);
-            if stream.message.len() > MOST_MESSAGE {
-                return Err(Garbled("message too long"));
+            if stream.message.len() > MAX_MESSAGE_BYTES {
+                return Err(InvalidReply("message too long"));
             }
         }
         Ok(())

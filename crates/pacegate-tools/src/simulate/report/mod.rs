@@ -8,7 +8,7 @@ use pacegate::{Limit, Policy, policy::Mode};
 use serde::Serialize;
 
 use self::change::Change;
-pub use self::{html::Page, text::Words};
+pub use self::{html::Page, text::TextReport};
 use super::{
     SimulateError, TrafficSummary,
     replay::Variant,
@@ -129,8 +129,8 @@ pub struct SuggestionReport {
     pub(crate) outcome: Option<Outcome>,
     /// The nearest limit that misses the target.
     pub next: Option<(String, Outcome)>,
-    pub(crate) told: Option<String>,
-    pub(crate) next_told: Option<String>,
+    pub(crate) summary: Option<String>,
+    pub(crate) next_summary: Option<String>,
     pub(crate) passes: u64,
     pub(crate) tried: u64,
     /// The distance of clients without denials to the suggested limit.
@@ -432,8 +432,8 @@ impl SuggestionReport {
             algorithm: like.algorithm().name(),
             outcome: found.map(|found| found.outcome),
             next: next.map(|(limit, outcome)| (limit.to_string(), outcome)),
-            told: found.map(|found| target.told(&found.outcome)),
-            next_told: next.map(|(_, outcome)| target.told(&outcome)),
+            summary: found.map(|found| target.describe(&found.outcome)),
+            next_summary: next.map(|(_, outcome)| target.describe(&outcome)),
             passes: found.map_or(0, |found| found.passes),
             tried: found.map_or(0, |found| found.tried),
             headroom: None,

@@ -14,7 +14,7 @@ use crate::text::{format_seconds, grouped};
 
 /// Displays a report as text.
 #[derive(Debug)]
-pub struct Words<'a>(pub &'a Report);
+pub struct TextReport<'a>(pub &'a Report);
 
 const BOLD: Style = Style::new().bold();
 const GOOD: Style = AnsiColor::Cyan.on_default();
@@ -25,7 +25,7 @@ const WIDTH: usize = 60;
 /// Maximum width of a key, in characters.
 const KEY_WIDTH: usize = 40;
 
-impl fmt::Display for Words<'_> {
+impl fmt::Display for TextReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { finding, traffic, variants, changes, suggestion, notes } = self.0;
         writeln!(f, "{BOLD}{}{BOLD:#}\n", printable(finding))?;
@@ -83,16 +83,17 @@ fn lost(f: &mut fmt::Formatter<'_>, report: &Report) -> fmt::Result {
 }
 
 fn suggested(f: &mut fmt::Formatter<'_>, suggestion: &SuggestionReport) -> fmt::Result {
-    let SuggestionReport { target, limit, told, next, next_told, passes, tried, .. } = suggestion;
+    let SuggestionReport { target, limit, summary, next, next_summary, passes, tried, .. } =
+        suggestion;
     if suggestion.any {
         return writeln!(f, "\nevery limit meets the target: no client sends more ({target})");
     }
-    let Some((limit, told)) = limit.as_ref().zip(told.as_ref()) else {
+    let Some((limit, summary)) = limit.as_ref().zip(summary.as_ref()) else {
         return writeln!(f, "\nno limit of this form meets the target: {target}");
     };
-    writeln!(f, "\n  {GOOD}{limit}{GOOD:#} {told}")?;
-    if let Some(((next, _), told)) = next.as_ref().zip(next_told.as_ref()) {
-        writeln!(f, "  {BAD}{next}{BAD:#} {told}")?;
+    writeln!(f, "\n  {GOOD}{limit}{GOOD:#} {summary}")?;
+    if let Some(((next, _), summary)) = next.as_ref().zip(next_summary.as_ref()) {
+        writeln!(f, "  {BAD}{next}{BAD:#} {summary}")?;
     }
     let subject = if next.is_some() { "both" } else { "it was" };
     writeln!(

@@ -272,7 +272,7 @@ pub(super) fn encode(key: KeyRef<'_>, text: &mut Vec<u8>) {
 }
 
 /// Maximum length of a displayed key, in characters.
-const MOST_SHOWN: usize = 200;
+const MAX_SHOWN_CHARS: usize = 200;
 
 /// Formats a key for display: its parts, with control characters escaped; long keys are truncated.
 pub(crate) fn shown(text: &[u8]) -> String {
@@ -292,8 +292,8 @@ pub(crate) fn shown(text: &[u8]) -> String {
     if shown.is_empty() {
         return "(all clients)".to_owned();
     }
-    match shown.char_indices().nth(MOST_SHOWN) {
-        Some(_) => shown.chars().take(MOST_SHOWN - 1).chain(['…']).collect(),
+    match shown.char_indices().nth(MAX_SHOWN_CHARS) {
+        Some(_) => shown.chars().take(MAX_SHOWN_CHARS - 1).chain(['…']).collect(),
         None => shown,
     }
 }

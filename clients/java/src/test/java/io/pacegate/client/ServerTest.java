@@ -96,7 +96,7 @@ class ServerTest {
             answers.add(spring.perform(MockMvcRequestBuilders.get("/")).andReturn().getResponse());
         }
         assertEquals(List.of(200, 200, 429), answers.stream().map(MockHttpServletResponse::getStatus).toList());
-        assertTrue(answers.get(0).getHeader("RateLimit").matches("\"ad-hoc\";r=1;t=\\d+"));
+        assertTrue(answers.get(0).getHeader("RateLimit").matches("\"inline\";r=1;t=\\d+"));
         assertTrue(answers.get(2).getHeader("Retry-After").matches("\\d+"));
         assertEquals("{\"error\":\"too many requests\"}", answers.get(2).getContentAsString());
         String longPath = "/" + "x".repeat(1024);

@@ -15,7 +15,7 @@ pub struct Rate {
 
 /// The schedule of one thread.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct Schedule {
     /// `None` if a request is due whenever there is room.
     rate: Option<Rate>,
     /// Index of this thread and number of threads: the threads take turns.
@@ -26,9 +26,9 @@ pub(super) struct Pace {
 }
 
 /// Maximum number of calls to report requests that were never sent.
-const MOST_PARTS: u64 = 1_000_000;
+const MAX_GROUPS: u64 = 1_000_000;
 
-impl Pace {
+impl Schedule {
     /// Creates the schedule for a rate of all threads together, with at most `most` requests of this thread.
     pub(super) fn new(rate: Option<Rate>, turn: (u64, u64), most: Option<u64>) -> Self {
         Self { rate, turn, sent: 0, most: most.unwrap_or(u64::MAX) }
@@ -58,7 +58,7 @@ impl Pace {
         if !self.is_open() {
             return;
         }
-        let part = (self.left_until(end) / MOST_PARTS).max(1);
+        let part = (self.left_until(end) / MAX_GROUPS).max(1);
         loop {
             let part = part.min(self.left_until(end));
             let Some(last) = part.checked_sub(1) else { return };
@@ -93,13 +93,13 @@ mod tests {
     #[test]
     fn the_schedule_does_not_depend_on_responses() {
         let rate = Rate { requests: 3, time: Duration::from_secs(1), at_once: 1 };
-        let mut paces = [0, 1].map(|which| Pace::new(Some(rate), (which, 2), Some(2)));
-        let dues = paces.each_mut().map(|pace| {
-            let first = pace.due(7);
-            pace.advance();
-            let second = pace.due(9_000_000_000);
-            pace.advance();
-            (first, second, pace.due(0))
+        let mut schedules = [0, 1].map(|which| Schedule::new(Some(rate), (which, 2), Some(2)));
+        let dues = schedules.each_mut().map(|schedule| {
+            let first = schedule.due(7);
+            schedule.advance();
+            let second = schedule.due(9_000_000_000);
+            schedule.advance();
+            (first, second, schedule.due(0))
         });
         // Every third of a second, in turns.
         let expected =
@@ -110,10 +110,10 @@ mod tests {
     #[test]
     fn bursts_are_one_period_apart() {
         let rate = Rate { requests: 2, time: Duration::from_nanos(50), at_once: 2 };
-        let mut pace = Pace::new(Some(rate), (0, 1), None);
+        let mut schedule = Schedule::new(Some(rate), (0, 1), None);
         let mut due = || {
-            let due = pace.due(0);
-            pace.advance();
+            let due = schedule.due(0);
+            schedule.advance();
             due
         };
         let dues = [(); 5].map(|()| due());
@@ -123,14 +123,14 @@ mod tests {
     #[test]
     fn every_skipped_request_is_reported() {
         let skipped = |rate, turn, sent, end| {
-            let mut pace = Pace::new(Some(rate), turn, Some(1_000_000_000));
-            (0..sent).for_each(|_| pace.advance());
+            let mut schedule = Schedule::new(Some(rate), turn, Some(1_000_000_000));
+            (0..sent).for_each(|_| schedule.advance());
             let (mut count, mut dues) = (0, Vec::new());
-            pace.skip_until(end, |part, due| {
+            schedule.skip_until(end, |part, due| {
                 count += part;
                 dues.push(due);
             });
-            assert!(pace.due(0) >= Some(end), "{rate:?}");
+            assert!(schedule.due(0) >= Some(end), "{rate:?}");
             (count, dues)
         };
         let steady = Rate { requests: 3, time: Duration::from_nanos(100), at_once: 1 };
@@ -148,10 +148,10 @@ mod tests {
 
     #[test]
     fn without_a_rate_a_request_is_always_due() {
-        let mut pace = Pace::new(None, (0, 1), None);
-        assert_eq!((pace.due(5), pace.is_open()), (Some(5), false));
-        pace.advance();
-        assert_eq!(pace.due(6), Some(6));
-        pace.skip_until(u64::MAX, |_, _| panic!("nothing was due"));
+        let mut schedule = Schedule::new(None, (0, 1), None);
+        assert_eq!((schedule.due(5), schedule.is_open()), (Some(5), false));
+        schedule.advance();
+        assert_eq!(schedule.due(6), Some(6));
+        schedule.skip_until(u64::MAX, |_, _| panic!("nothing was due"));
     }
 }
