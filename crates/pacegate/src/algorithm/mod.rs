@@ -135,9 +135,9 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     match limit.algorithm() {
         // Inlined: this is the common case, and so short that a call would double its time.
         Algorithm::FixedWindow => fixed_window::step(limit, state, now, cost),
-        Algorithm::TokenBucket => token_bucket::step(limit, state, now, cost),
-        Algorithm::SlidingWindow => sliding_window::step(limit, state, now, cost),
-        Algorithm::Custom(custom) => custom::step(custom, limit, state, now, cost),
+        Algorithm::TokenBucket => token_bucket::step(limit, state, now, cost).by_fields(),
+        Algorithm::SlidingWindow => sliding_window::step(limit, state, now, cost).by_fields(),
+        Algorithm::Custom(custom) => custom::step(custom, limit, state, now, cost).by_fields(),
         Algorithm::SlidingLog | Algorithm::Concurrency => {
             unreachable!("{} keeps a log, not a state", limit.algorithm())
         }
