@@ -80,11 +80,18 @@ impl Limiters {
     }
 }
 
-/// Measures `check_request` with three attributes, of which one selects a policy and one is the key.
-pub fn policies(rounds: usize) -> Vec<Row> {
-    let plain = Limiter::memory(limit(PLENTY, HOUR));
-    let keys = Keys::Uniform(10_000);
-    let sets = [1, 10, 10_000].map(|count| {
+/// The numbers of policies.
+pub const POLICY_COUNTS: [usize; 3] = [1, 100, 10_000];
+
+/// Policies that select by path and count by user.
+pub struct Policies {
+    pub count: usize,
+    limiter: Limiter,
+    paths: Vec<String>,
+}
+
+impl Policies {
+    pub fn new(count: usize) -> Self {
         let paths: Vec<_> = (0..count).map(|n| format!("/service-{n}/orders")).collect();
         let policies = paths.iter().enumerate().map(|(n, path)| {
             let policy = Policy::new(format!("service-{n}"), [limit(PLENTY, HOUR)]);
@@ -92,25 +99,38 @@ pub fn policies(rounds: usize) -> Vec<Row> {
         });
         let policies = PolicySet::new(policies).expect("valid policies");
         let limiter = Limiter::builder().policies(policies).build().expect("valid limiter");
-        (format!("check_request, {count} policies"), limiter, paths)
-    });
-    let mut candidates = vec![each("check", None, |key| plain.check(key).is_allowed())];
-    // The common case: most requests are for a few policies. If each request is for another policy, the time is that
-    // of loading the policy from memory.
-    let common = sets.iter().map(|(name, limiter, paths)| {
-        (name.clone(), limiter, &paths[..paths.len().min(COMMON)], Some(MAX_CHECK_REQUEST))
-    });
-    let (name, limiter, paths) = &sets[2];
-    let all = (format!("{name}, all used"), limiter, &**paths, None);
-    for (name, limiter, paths, bar) in common.chain([all]) {
-        let check = move |key: &str| {
+        Self { count, limiter, paths }
+    }
+
+    /// Checks requests with three attributes. Most requests are for a few policies, as is common.
+    pub fn candidate(&self, name: &str, bar: Option<f64>) -> Candidate<'_> {
+        self.candidate_for(name, bar, COMMON)
+    }
+
+    /// Checks requests for the first `used` policies.
+    fn candidate_for(&self, name: &str, bar: Option<f64>, used: usize) -> Candidate<'_> {
+        let paths = &self.paths[..self.count.min(used)];
+        each(name, bar, move |key: &str| {
             let path = &paths[number(key) % paths.len()];
             let request = Request::new().with("user", key).with("method", "GET");
-            let checked = limiter.check_request(&request.with("path", path));
+            let checked = self.limiter.check_request(&request.with("path", path));
             checked.is_ok_and(|decision| decision.is_allowed())
-        };
-        candidates.push(each(&name, bar, check));
+        })
     }
+}
+
+/// Measures `check_request` with three attributes, of which one selects a policy and one is the key.
+pub fn policies(rounds: usize) -> Vec<Row> {
+    let plain = Limiter::memory(limit(PLENTY, HOUR));
+    let keys = Keys::Uniform(10_000);
+    let sets = [1, 10, 10_000].map(Policies::new);
+    let mut candidates = vec![each("check", None, |key| plain.check(key).is_allowed())];
+    let name = |set: &Policies| format!("check_request, {} policies", set.count);
+    let common = sets.iter().map(|set| set.candidate(&name(set), Some(MAX_CHECK_REQUEST)));
+    candidates.extend(common);
+    // If each request is for another policy, the time is that of loading the policy from memory.
+    let all = format!("{}, all used", name(&sets[2]));
+    candidates.push(sets[2].candidate_for(&all, None, usize::MAX));
     let mut rows = Vec::new();
     for threads in [1, 2] {
         let case = format!("policies, 10k uniform {threads}t");
@@ -120,29 +140,35 @@ pub fn policies(rounds: usize) -> Vec<Row> {
     rows
 }
 
-/// Measures a limiter without keys: heap bytes, and nanoseconds to create and drop it.
+/// Measures limiters without keys: heap bytes, and nanoseconds to create and drop one.
 pub fn empty_limiter(rounds: usize) -> Vec<Row> {
+    let built = || {
+        let builder = Limiter::builder().limit(limit(PLENTY, HOUR)).max_keys(10_000);
+        builder.build().expect("valid limit")
+    };
+    let memory = || Limiter::memory(limit(PLENTY, HOUR));
+    let bar = Some(MAX_EMPTY_BYTES);
+    let mut rows = empty("pacegate", bar, rounds, memory);
+    rows.extend(empty("pacegate, builder", bar, rounds, built));
+    // The fastest variant of governor.
+    rows.extend(empty(ALL[2](PLENTY, HOUR).name(), None, rounds, || ALL[2](PLENTY, HOUR)));
+    rows
+}
+
+fn empty<T>(name: &str, bar: Option<f64>, rounds: usize, make: impl Fn() -> T) -> Vec<Row> {
     const COUNT: usize = 200;
     let case = "empty limiter";
-    let mut rows = Vec::new();
-    // Pacegate and the fastest variant of governor.
-    for make in [ALL[0], ALL[2]] {
-        let name = make(PLENTY, HOUR).name();
-        let before = live_bytes();
-        let limiters: Vec<_> = (0..COUNT).map(|_| make(PLENTY, HOUR)).collect();
-        let held = live_bytes() - before - COUNT * size_of_val(&limiters[0]);
-        drop(limiters);
-        let bytes = row(case, name, "bytes", vec![held as f64 / COUNT as f64]);
-        let bar = (name == "pacegate").then_some(MAX_EMPTY_BYTES);
-        rows.push(Row { bar, ..bytes });
-        let times = (0..rounds).map(|_| {
-            let start = Instant::now();
-            (0..COUNT).for_each(|_| drop(black_box(make(PLENTY, HOUR))));
-            start.elapsed().as_nanos() as f64 / COUNT as f64
-        });
-        rows.push(row(case, name, "ns to create and drop", times.collect()));
-    }
-    rows
+    let before = live_bytes();
+    let limiters: Vec<T> = (0..COUNT).map(|_| make()).collect();
+    let held = live_bytes() - before - COUNT * size_of::<T>();
+    drop(limiters);
+    let bytes = Row { bar, ..row(case, name, "bytes", vec![held as f64 / COUNT as f64]) };
+    let times = (0..rounds).map(|_| {
+        let start = Instant::now();
+        (0..COUNT).for_each(|_| drop(black_box(make())));
+        start.elapsed().as_nanos() as f64 / COUNT as f64
+    });
+    vec![bytes, row(case, name, "ns to create and drop", times.collect())]
 }
 
 /// Creates a candidate that checks keys one by one.

@@ -1,7 +1,8 @@
 //! `cargo xtask bench engine`: Pacegate and other libraries in one process. `cargo xtask bench redis`: the
 //! Redis store compared with the two common approaches. `cargo xtask bench service`: the server compared with
 //! other servers. `cargo xtask bench http`: the middleware compared with other middleware. `cargo xtask bench
-//! machine`: the costs of the machine itself.
+//! scale`: growth with keys, policies, connections and servers. `cargo xtask bench machine`: the costs of the machine
+//! itself.
 //!
 //! All subjects get the same requests in the same order. A round measures each of them, in an order that
 //! rotates from round to round, in slices of a few thousand requests. On a shared machine, most slices are
@@ -13,53 +14,71 @@ mod machine;
 mod memory;
 mod redis;
 mod report;
+mod scale;
 mod service;
 mod speed;
 mod subjects;
+mod tables;
 mod traffic;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, io};
 
 use report::Row;
 use traffic::{Keys, Zipf};
 
-fn main() -> std::io::Result<()> {
-    let has = |word: &str| std::env::args().any(|argument| argument == word);
-    let quick = has("--quick");
-    // `--only NAME`: the cases of `engine` and `redis` whose names contain NAME.
-    let mut words = std::env::args().skip_while(|word| word != "--only").skip(1);
-    let only = words.next().unwrap_or_default();
+/// The options of a run.
+pub struct Options {
+    /// Fewer and shorter rounds.
+    quick: bool,
+    /// Only the cases whose names contain this.
+    only: String,
+}
+
+impl Options {
+    fn new() -> Self {
+        let mut words = std::env::args().skip_while(|word| word != "--only").skip(1);
+        let only = words.next().unwrap_or_default();
+        Self { quick: std::env::args().any(|word| word == "--quick"), only }
+    }
+
+    /// Returns true if a case should be run.
+    pub fn includes(&self, case: &str) -> bool {
+        case.contains(&self.only)
+    }
+
+    /// Returns the first value for a quick run, and otherwise the second.
+    pub fn quick_or<T>(&self, quick: T, full: T) -> T {
+        if self.quick { quick } else { full }
+    }
+}
+
+fn main() -> io::Result<()> {
     if let Some(subject) = http::asked_to_serve() {
         return http::serve(&subject);
     }
     if service::asked_to_serve() {
         return service::serve();
     }
-    if has("http") {
-        let rows = http::rows(quick)?;
-        report::print(&rows);
-        return report::write(&rows, std::path::Path::new("target/bench/http.json"));
-    }
-    if has("redis") {
-        let rows = redis::rows(if quick { 3 } else { 11 }, &only);
-        report::print(&rows);
-        return report::write(&rows, std::path::Path::new("target/bench/redis.json"));
-    }
-    if has("service") {
-        // `--peers` tests the harness without Pacegate, and `--rls` measures only that case.
-        let rows = service::rows(quick, !has("--peers"), has("--rls"))?;
-        report::print(&rows);
-        return report::write(&rows, std::path::Path::new("target/bench/service.json"));
-    }
-    let rounds = if quick { 5 } else { 21 };
-    if has("machine") {
-        report::print(&machine::loads(rounds));
-        return Ok(());
-    }
-    let cases = ENGINE.iter().filter(|(name, _)| name.contains(&only));
-    let rows: Vec<_> = cases.flat_map(|(_, measure)| measure(rounds)).collect();
+    let options = Options::new();
+    let name = std::env::args().nth(1).unwrap_or_default();
+    let rows = match &*name {
+        "engine" => engine(&options),
+        "http" => http::rows(&options)?,
+        "machine" => machine::loads(options.quick_or(5, 21)),
+        "redis" => redis::rows(&options),
+        "scale" => scale::rows(&options)?,
+        "service" => service::rows(&options)?,
+        _ => return Err(io::Error::other(format!("unknown benchmark `{name}`"))),
+    };
     report::print(&rows);
-    report::write(&rows, std::path::Path::new("target/bench/engine.json"))
+    print!("{}", tables::markdown(&name, &rows));
+    report::write(&rows, &std::path::Path::new("target/bench").join(format!("{name}.json")))
+}
+
+fn engine(options: &Options) -> Vec<Row> {
+    let rounds = options.quick_or(5, 21);
+    let cases = ENGINE.iter().filter(|(name, _)| options.includes(name));
+    cases.flat_map(|(_, measure)| measure(rounds)).collect()
 }
 
 /// The cases of the engine by name, each as a function of the number of rounds.

@@ -181,7 +181,7 @@ pub fn ratio(
 
 /// Measures nanoseconds per check and thread: the median of several slices. The keys of a slice are created
 /// just before it is measured, so they are in the cache, like the key of a request that was just read.
-fn slices(candidate: &Candidate<'_>, keys: &Keys, threads: usize, round: usize) -> f64 {
+pub fn slices(candidate: &Candidate<'_>, keys: &Keys, threads: usize, round: usize) -> f64 {
     let Candidate { slice, ref check, .. } = *candidate;
     let barrier = Barrier::new(threads);
     let mut times: Vec<f64> = std::thread::scope(|scope| {

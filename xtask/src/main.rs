@@ -28,12 +28,13 @@ const USAGE: &str = "\
 usage: cargo xtask <task>
 
   test [--long]           run all tests, then tidy; --long tries a million random histories
-  bench engine [--quick]  compare the engine with other libraries
-  bench redis [--quick]   compare the Redis store with other approaches, on Redis and Valkey
-  bench engine|redis [--quick] --only NAME
-                          only the cases whose names contain NAME
-  bench service [--quick] compare the server with other servers
-  bench http [--quick]    compare the middleware with others
+  bench engine            compare the engine with other libraries
+  bench redis             compare the Redis store with other approaches, on Redis and Valkey
+  bench service           compare the server with other servers
+  bench http              compare the middleware with others
+  bench scale             measure the growth with keys, policies, connections and servers
+  bench NAME [--quick] [--only CASE]
+                          with fewer rounds; only the cases whose names contain CASE
   bench machine           measure a memory load, a lock and a clock read on this machine
   bench agree [PROGRAM]   compare the results of pacegate bench with redis-benchmark and wrk
   charts                  check the Helm chart and its examples; builds helm if it is missing
@@ -64,20 +65,9 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
     match *args {
         ["test"] => test::run(test::Histories::Some),
         ["test", "--long"] => test::run(test::Histories::Million),
-        ["bench", what @ ("engine" | "http" | "machine" | "redis" | "service")] => {
-            bench::run(&[what])
-        }
-        ["bench", what @ ("engine" | "http" | "redis" | "service"), "--quick"] => {
-            bench::run(&[what, "--quick"])
-        }
-        ["bench", what @ ("engine" | "redis"), "--only", name] => {
-            bench::run(&[what, "--only", name])
-        }
-        ["bench", what @ ("engine" | "redis"), "--quick", "--only", name] => {
-            bench::run(&[what, "--quick", "--only", name])
-        }
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", pacegate] => agree::run_with(pacegate),
+        ["bench", name, ref options @ ..] => bench::run(name, options),
         ["charts"] => charts::run(),
         ["deny"] => deny::run(),
         ["dist"] => dist::run(None),

@@ -83,6 +83,11 @@ pub fn serve(subject: &str) -> io::Result<()> {
             let limit = RateLimit::new(rules.by(PeerAddress::new()));
             run!(.wrap(limit.clone()))
         }
+        "pacegate actix same headers" => {
+            let rules = rules.by(PeerAddress::new()).headers(super::servers::same_headers());
+            let limit = RateLimit::new(rules);
+            run!(.wrap(limit.clone()))
+        }
         "pacegate actix forwarded" => {
             let network = "127.0.0.0/8".parse().map_err(Error::other)?;
             let limit = RateLimit::new(rules.by(ClientAddress::trusting([network])));

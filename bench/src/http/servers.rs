@@ -64,6 +64,13 @@ pub fn serve(subject: &str) -> io::Result<()> {
     })
 }
 
+/// Returns the settings for the headers of tower_governor and actix-governor.
+pub fn same_headers() -> Headers {
+    let mut headers = Headers::OFF;
+    headers.legacy = Some(ResetStyle::Off);
+    headers
+}
+
 /// Creates the app. All apps have the same limit, which denies nothing: a burst of a million, refilled by one unit per
 /// microsecond. All headers are on.
 fn app(subject: &str) -> Option<Router> {
@@ -79,11 +86,9 @@ fn app(subject: &str) -> Option<Router> {
             response
         })),
         "pacegate peer" => bare.layer(RateLimitLayer::new(limiter()?).by(PeerAddress::new())),
-        "pacegate legacy" => {
-            let mut headers = Headers::OFF;
-            headers.legacy = Some(ResetStyle::Epoch);
+        "pacegate same headers" => {
             let layer = RateLimitLayer::new(limiter()?).by(PeerAddress::new());
-            bare.layer(layer.headers(headers))
+            bare.layer(layer.headers(same_headers()))
         }
         "pacegate forwarded" => {
             let address = ClientAddress::trusting(["127.0.0.0/8".parse().ok()?]);

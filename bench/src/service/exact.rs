@@ -27,29 +27,28 @@ pub fn over_admitted(servers: &Servers) -> io::Result<Vec<Row>> {
         rows.push(row("RESP 100 of 2000", name, "over-admitted", over));
         Ok(())
     };
-    if let Some(Pacegate { resp: process, .. }) = &servers.pacegate {
-        resp("pacegate THROTTLE", process, "THROTTLE @ 100 1 3600 1", 1)?;
-        resp("pacegate CL.THROTTLE", process, "CL.THROTTLE cl-@ 99 1 3600 1", 0)?;
+    for (name, Pacegate { resp: process, .. }) in
+        [("pacegate", &servers.pacegate), ("pacegate, 2 workers", &servers.two_workers)]
+    {
+        resp(name, process, "THROTTLE @ 100 1 3600 1", 1)?;
+        resp(name, process, "CL.THROTTLE cl-@ 99 1 3600 1", 0)?;
     }
     resp(SEED, &servers.redis, &format!("EVALSHA {} 1 @ 3600 100", servers.script), 1)?;
     resp(THROTTLECRAB, &crab.resp, "THROTTLE @ 100 1 3600 1", 1)?;
 
     let case = "HTTP 100 of 2000";
-    if let Some(Pacegate { http, .. }) = &servers.pacegate {
-        let body = r#"{"domain":"exact","attributes":{"user":"http-@"}}"#;
-        let over = over(|key| over_http(http, "/v1/check", &body.replace('@', key)))?;
-        rows.push(row(case, "pacegate", "over-admitted", over));
-    }
+    let Pacegate { http, grpc, .. } = &servers.pacegate;
+    let body = r#"{"domain":"exact","attributes":{"user":"http-@"}}"#;
+    let ours = over(|key| over_http(http, "/v1/check", &body.replace('@', key)))?;
+    rows.push(row(case, "pacegate", "over-admitted", ours));
     let body = r#"{"key":"http-@","max_burst":100,"count_per_period":1,"period":3600}"#;
     let theirs = over(|key| over_http(&crab.http, "/throttle", &body.replace('@', key)))?;
     rows.push(row(case, THROTTLECRAB, "over-admitted", theirs));
 
     let case = "gRPC 100 of 2000";
-    if let Some(Pacegate { grpc, .. }) = &servers.pacegate {
-        let load = Grpc::pacegate(grpc, "exact");
-        let over = over(|key| over_grpc(&load, &format!("grpc-{key}")))?;
-        rows.push(row(case, "pacegate", "over-admitted", over));
-    }
+    let load = Grpc::pacegate(grpc, "exact");
+    let ours = over(|key| over_grpc(&load, &format!("grpc-{key}")))?;
+    rows.push(row(case, "pacegate", "over-admitted", ours));
     let load = Grpc::throttlecrab_with(&crab.grpc, [100, 1, 3600]);
     let theirs = over(|key| over_grpc(&load, &format!("grpc-{key}")))?;
     rows.push(row(case, THROTTLECRAB, "over-admitted", theirs));

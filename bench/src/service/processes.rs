@@ -15,9 +15,13 @@ use pacegate_testkit::servers::{Client, Flavor, Server, eventually};
 use super::constant;
 
 pub const PATIENCE: Duration = Duration::from_secs(10);
+/// The program under test.
+pub const PROGRAM: &str = "target/bench-build/release/pacegate";
 
 pub struct Servers {
-    pub pacegate: Option<Pacegate>,
+    pub pacegate: Pacegate,
+    /// The same with two worker threads.
+    pub two_workers: Pacegate,
     pub throttlecrab: Throttlecrab,
     pub redis: Process,
     /// A server that answers with a constant.
@@ -83,26 +87,25 @@ policies:
 ";
 
 impl Servers {
-    pub fn start(ours: bool) -> io::Result<Self> {
+    pub fn start() -> io::Result<Self> {
         let redis = Server::start(Flavor::Redis);
         let script = redis.command(&["SCRIPT", "LOAD", SCRIPT]).text();
         let (crab, throttlecrab) = throttlecrab()?;
         let (answering, constant) = constant::start()?;
-        let mut children = vec![crab, answering];
-        let mut pacegate = None;
-        if ours {
-            let (child, listeners) = start_pacegate()?;
-            children.push(child);
-            pacegate = Some(listeners);
-        }
+        let config = folder("pacegate")?.join("pacegate.yaml");
+        fs::write(&config, POLICIES)?;
+        // One thread, like redis-server: it shares the CPUs with the generator.
+        let (one, pacegate) = Pacegate::start("pacegate", &config, 1)?;
+        let (two, two_workers) = Pacegate::start("pacegate-2", &config, 2)?;
         let process = Process { address: redis.address(), pid: redis.pid() };
         Ok(Self {
             pacegate,
+            two_workers,
             throttlecrab,
             redis: process,
             constant,
             script,
-            _children: children,
+            _children: vec![crab, answering, one, two],
             _redis: redis,
         })
     }
@@ -110,7 +113,8 @@ impl Servers {
 
 fn throttlecrab() -> io::Result<(Running, Throttlecrab)> {
     let own = Path::new("target/servers/throttlecrab/bin/throttlecrab-server");
-    let binary = if own.exists() { own } else { Path::new("throttlecrab-server") };
+    let found = if own.exists() { own } else { Path::new("throttlecrab-server") };
+    let binary = env::var_os("PACEGATE_THROTTLECRAB").unwrap_or_else(|| found.into());
     let ports = [free_port()?, free_port()?, free_port()?];
     let mut command = Command::new(binary);
     for (listener, port) in ["http", "grpc", "redis"].iter().zip(ports) {
@@ -128,30 +132,45 @@ fn throttlecrab() -> io::Result<(Running, Throttlecrab)> {
     Ok((child, Throttlecrab { http, grpc, resp }))
 }
 
-/// Starts Pacegate as a user would, with free ports; it logs its addresses.
-fn start_pacegate() -> io::Result<(Running, Pacegate)> {
-    let folder = folder("pacegate")?;
-    let config = folder.join("pacegate.yaml");
-    fs::write(&config, POLICIES)?;
-    let mut command = Command::new("target/bench-build/release/pacegate");
-    // One thread, like redis-server: it shares the CPUs with the generator.
-    command.args(["serve", "--workers", "1"]).arg("--config").arg(config);
-    for listener in ["--http", "--grpc", "--resp"] {
+/// Starts Pacegate as a user would, with free ports for these listeners; it logs their addresses. Returns those of HTTP,
+/// gRPC and RESP.
+pub fn start_pacegate(
+    name: &str,
+    config: &Path,
+    workers: u8,
+    options: &[&str],
+) -> io::Result<(Running, [Option<Process>; 3])> {
+    let mut command = Command::new(PROGRAM);
+    command.args(["serve", "--workers", &workers.to_string()]).arg("--config").arg(config);
+    for listener in options {
         command.args([listener, "127.0.0.1:0"]);
     }
-    let mut child = Running::start(&mut command, "pacegate")?;
+    let mut child = Running::start(&mut command, name)?;
     let log = child.folder.join("log");
     let mut found = [None, None, None];
     eventually(PATIENCE, "pacegate logs its addresses or exits", || {
         found = listeners(&fs::read_to_string(&log).unwrap_or_default());
-        found.iter().all(Option::is_some) || !matches!(child.child.try_wait(), Ok(None))
+        let count = found.iter().flatten().count();
+        count == options.len() || !matches!(child.child.try_wait(), Ok(None))
     });
-    let [Some(http), Some(grpc), Some(resp)] = found else {
+    if found.iter().flatten().count() != options.len() {
         let said = fs::read_to_string(&log)?;
         return Err(Error::other(format!("pacegate failed to start: {said}")));
-    };
-    let [http, grpc, resp] = [http, grpc, resp].map(|address| child.listener(&address));
-    Ok((child, Pacegate { http, grpc, resp }))
+    }
+    let found = found.map(|address| Some(child.listener(&address?)));
+    Ok((child, found))
+}
+
+impl Pacegate {
+    /// Starts Pacegate with all listeners.
+    pub fn start(name: &str, config: &Path, workers: u8) -> io::Result<(Running, Self)> {
+        let (child, found) =
+            start_pacegate(name, config, workers, &["--http", "--grpc", "--resp"])?;
+        let [Some(http), Some(grpc), Some(resp)] = found else {
+            return Err(Error::other("pacegate has no listener"));
+        };
+        Ok((child, Self { http, grpc, resp }))
+    }
 }
 
 /// Finds the addresses of HTTP, gRPC and RESP in the log so far. The name of the listener is before its address, on
@@ -192,6 +211,14 @@ impl Process {
             sum += stat.split(' ').next().and_then(|nanos| nanos.parse::<u64>().ok()).unwrap_or(0);
         }
         Ok(sum)
+    }
+
+    /// Returns the largest amount of memory that the process has used, in bytes.
+    pub fn peak_memory(&self) -> io::Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        kib.map(|kib| kib << 10).ok_or_else(|| Error::other("no VmHWM in the status of a process"))
     }
 
     pub fn connect(&self) -> io::Result<Client> {

@@ -190,7 +190,7 @@ async fn serve(
         let hint = "set an address for --http, --grpc or --resp, such as 127.0.0.1:8080";
         return Err(CommandError::new(error, "cannot serve", hint));
     }
-    let server = Server::bind(settings).map_err(|error| {
+    let server = Server::bind(settings, threads).map_err(|error| {
         let hint = hint(&error);
         CommandError::new(error, "cannot serve", hint)
     })?;
@@ -212,11 +212,7 @@ async fn serve(
     greet(&server);
     tokio::spawn(reloader.clone().watch());
     tokio::spawn(reload_on_signal(reload, reloader.clone()));
-    let clean = server.run(reloader, threads, end).await.map_err(|error| {
-        let hint = "raise the limits for processes and open files (ulimit -u, ulimit -n)";
-        CommandError::new(error, "cannot start the worker threads", hint)
-    })?;
-    if !clean {
+    if !server.run(reloader, end).await {
         tracing::warn!("closed connections that did not drain in time");
     }
     Ok(ExitCode::SUCCESS)
@@ -230,6 +226,9 @@ fn hint(error: &StartError) -> &'static str {
         StartError::Bind { .. } => "choose another address, port 0 for a free port, or off",
         StartError::Open(_) => "check the store with pacegate doctor URL",
         StartError::Tls(_) => "use PEM files that this user can read",
+        StartError::Workers(_) => {
+            "raise the limits for processes and open files (ulimit -u, ulimit -n)"
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rate limit headers of a response: `Retry-After`, `RateLimit`, `RateLimit-Policy` and `X-RateLimit-*`.
 
-use std::{mem, ptr, sync::OnceLock};
+use std::{mem, ops::Range, ptr, sync::OnceLock};
 
 use bytes::Bytes;
 use http::{
@@ -37,7 +37,7 @@ use smallvec::SmallVec;
 pub struct Headers {
     /// `RateLimit` and `RateLimit-Policy`, or their predecessors.
     pub standard: HeaderStyle,
-    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`; `None` for none of them.
+    /// `X-RateLimit-Limit` and `-Remaining`, and `-Reset` in this style; `None` for none of them.
     pub legacy: Option<ResetStyle>,
 }
 
@@ -65,6 +65,8 @@ pub enum ResetStyle {
     Epoch,
     /// Seconds from now.
     Delta,
+    /// No such header: only `X-RateLimit-Limit` and `-Remaining`, as tower_governor and actix-governor send them.
+    Off,
 }
 
 /// Header values that are the same for all decisions of one limit.
@@ -89,6 +91,26 @@ pub(crate) enum HeaderText<'a> {
     Shared(&'a SharedText),
     /// A value of this decision.
     Fresh(Bytes),
+}
+
+/// The values of one decision, in one allocation.
+struct Values {
+    text: Bytes,
+    /// `RateLimit`; empty if it is off.
+    state: Piece,
+    remaining: Piece,
+    /// `RateLimit-Reset`; empty if it is off.
+    standard_reset: Piece,
+    /// `X-RateLimit-Reset`.
+    legacy_reset: Option<Piece>,
+}
+
+/// A value of a decision.
+enum Piece {
+    /// Text that is the same in all processes.
+    Static(&'static [u8]),
+    /// A part of [`Values::text`].
+    Part(Range<usize>),
 }
 
 /// Short text, built on the stack.
@@ -155,31 +177,27 @@ impl Headers {
         let known = LimitHeaders::of(policy, limit);
         let fresh = known.is_none().then(|| LimitHeaders::new(policy, limit));
         let Some(known) = known.or(fresh.as_ref()) else { return };
+        let values = Values::new(self, decision, policy, &limit, now);
+        let fresh = |piece: &Piece| HeaderText::Fresh(values.get(piece));
         let continues = match self.standard {
             HeaderStyle::Off => true,
             HeaderStyle::Draft8 => {
-                let mut state = Text::new();
-                write_state(&mut state, policy.as_str(), decision);
-                put(&RATE_LIMIT, HeaderText::Fresh(Bytes::copy_from_slice(&state)))
+                put(&RATE_LIMIT, fresh(&values.state))
                     && put(&RATE_LIMIT_POLICY, HeaderText::Shared(&known.standard))
             }
             HeaderStyle::Draft6 => {
                 put(&DRAFT6_LIMIT, HeaderText::Shared(&known.legacy))
-                    && put(&DRAFT6_REMAINING, HeaderText::Fresh(number(decision.remaining())))
-                    && put(&DRAFT6_RESET, HeaderText::Fresh(number(reset_seconds(decision))))
+                    && put(&DRAFT6_REMAINING, fresh(&values.remaining))
+                    && put(&DRAFT6_RESET, fresh(&values.standard_reset))
             }
         };
-        if !continues {
-            return;
-        }
-        if let Some(style) = self.legacy {
-            let reset = match style {
-                ResetStyle::Epoch => reset_instant(decision, &limit, now).as_secs_ceil(),
-                ResetStyle::Delta => reset_seconds(decision),
-            };
-            let _ = put(&X_LIMIT, HeaderText::Shared(&known.legacy))
-                && put(&X_REMAINING, HeaderText::Fresh(number(decision.remaining())))
-                && put(&X_RESET, HeaderText::Fresh(number(reset)));
+        if continues
+            && self.legacy.is_some()
+            && put(&X_LIMIT, HeaderText::Shared(&known.legacy))
+            && put(&X_REMAINING, fresh(&values.remaining))
+            && let Some(reset) = &values.legacy_reset
+        {
+            put(&X_RESET, fresh(reset));
         }
     }
 
@@ -248,6 +266,57 @@ fn take_back(
 fn make_room(decision: &Decision, headers: &mut HeaderMap) {
     if decision.policy().is_some() {
         headers.reserve(6);
+    }
+}
+
+impl Values {
+    fn new(
+        headers: &Headers,
+        decision: &Decision,
+        policy: PolicyName,
+        limit: &Limit,
+        now: Timestamp,
+    ) -> Self {
+        let mut text = Text::new();
+        if headers.standard == HeaderStyle::Draft8 {
+            write_state(&mut text, policy.as_str(), decision);
+        }
+        let state = Piece::Part(0..text.len());
+        let mut piece = |number| Piece::new(number, &mut text);
+        let remaining = piece(decision.remaining());
+        let standard_reset = match headers.standard {
+            HeaderStyle::Draft6 => piece(reset_seconds(decision)),
+            HeaderStyle::Draft8 | HeaderStyle::Off => Piece::Static(b""),
+        };
+        let legacy_reset = match headers.legacy {
+            Some(ResetStyle::Epoch) => {
+                Some(piece(reset_instant(decision, limit, now).as_secs_ceil()))
+            }
+            Some(ResetStyle::Delta) => Some(piece(reset_seconds(decision))),
+            Some(ResetStyle::Off) | None => None,
+        };
+        let text = if text.is_empty() { Bytes::new() } else { Bytes::from_owner(text) };
+        Self { text, state, remaining, standard_reset, legacy_reset }
+    }
+
+    fn get(&self, piece: &Piece) -> Bytes {
+        match piece {
+            Piece::Static(text) => Bytes::from_static(text),
+            Piece::Part(range) => self.text.slice(range.clone()),
+        }
+    }
+}
+
+impl Piece {
+    /// Returns a number, capped at the largest integer of a structured field. Appends it to `text` if it is large.
+    fn new(number: u64, text: &mut Text) -> Self {
+        let number = number.min(MAX_INTEGER);
+        if let Some(known) = small_number(number) {
+            return Self::Static(known);
+        }
+        let start = text.len();
+        write_integer(text, number);
+        Self::Part(start..text.len())
     }
 }
 
@@ -362,12 +431,17 @@ fn write_integer(out: &mut Text, number: u64) {
 /// Returns a number as text, capped at the largest integer of a structured field.
 fn number(number: u64) -> Bytes {
     let number = number.min(MAX_INTEGER);
-    if number >= 10_000 {
-        return Bytes::copy_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    match small_number(number) {
+        Some(text) => Bytes::from_static(text),
+        None => Bytes::copy_from_slice(itoa::Buffer::new().format(number).as_bytes()),
     }
-    let end = 4 * number as usize + 4;
+}
+
+/// Returns the text of a number below 10,000.
+fn small_number(number: u64) -> Option<&'static [u8]> {
+    let end = 4 * usize::try_from(number).ok().filter(|number| *number < 10_000)? + 4;
     let digits = 1 + usize::from(number > 9) + usize::from(number > 99) + usize::from(number > 999);
-    Bytes::from_static(&NUMBERS[end - digits..end])
+    Some(&NUMBERS[end - digits..end])
 }
 
 /// Converts text to a header value. All texts of this module are valid.

@@ -455,7 +455,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
             limits,
             now: match self.headers.legacy {
                 Some(ResetStyle::Epoch) => self.clock.now(),
-                Some(ResetStyle::Delta) | None => Timestamp::EPOCH,
+                Some(ResetStyle::Delta | ResetStyle::Off) | None => Timestamp::EPOCH,
             },
         })
     }

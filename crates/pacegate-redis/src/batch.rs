@@ -14,7 +14,7 @@ use crate::{
     cell::{CellCharge, CellCharges, CellId, Names},
     fingerprint::Fingerprint,
     replay::{Replay, Snapshot},
-    responder::Responder,
+    responder::{Delivery, Responder},
     wire::Program,
 };
 
@@ -233,9 +233,11 @@ impl Batch {
                 if self.once().is_none() {
                     snapshots.into_iter().for_each(|(cell, snapshot)| learn(cell, snapshot));
                 }
+                let mut delivery = Delivery::new();
                 for (responder, answer) in self.responders_mut().zip(answers) {
-                    responder.answer(answer);
+                    delivery.add(responder, answer);
                 }
+                delivery.finish();
             }
             Err(error) => {
                 self.responders_mut().for_each(|responder| responder.answer(Err(error.clone())));

@@ -6,13 +6,13 @@ use pacegate::{
     Excess, Limit, StoreError, Timestamp,
     algorithm::{Outcome, State},
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
     batch::{Batch, Run},
     cell::{CellCharge, period_micros},
     fingerprint::Fingerprint,
-    responder::Answer,
+    responder::{Answer, OutcomeList},
     wire,
 };
 
@@ -160,7 +160,7 @@ impl Replay {
         for &request in &run.requests {
             let times = batch.requests()[request as usize].times;
             let (granted, outcome) = self.charge_times(cell, charge, times, &mut wait);
-            let answer = self.answer(run, vec![outcome]);
+            let answer = self.answer(run, smallvec![outcome]);
             answers[request as usize] = answer.map(|answer| Answer { granted, ..answer });
         }
         let Content::Log { free, reset } = self.replicas[cell].content else { return None };
@@ -175,11 +175,11 @@ impl Replay {
     /// Charges several cells in order, so that later charges see the earlier ones. Restores them if one does not fit,
     /// or if the request is a peek. Then charges those whose excess is recorded again. Returns the number of times, and
     /// the outcomes.
-    fn charge_all(&mut self, run: &Run, charges: &[CellCharge]) -> (u64, Vec<Outcome>) {
+    fn charge_all(&mut self, run: &Run, charges: &[CellCharge]) -> (u64, OutcomeList) {
         let times = self.times(run, charges);
         let before: SmallVec<[(usize, Replica); 8]> =
             run.cells.iter().map(|&cell| (cell as usize, self.replicas[cell as usize])).collect();
-        let mut outcomes: Vec<Outcome> = Vec::with_capacity(charges.len());
+        let mut outcomes = OutcomeList::with_capacity(charges.len());
         let is_peek = run.times == 0;
         for (&cell, charge) in run.cells.iter().zip(charges) {
             let excess = if is_peek { Excess::Reject } else { charge.excess };
@@ -262,14 +262,14 @@ impl Replay {
         outcome
     }
 
-    fn answer(&self, run: &Run, outcomes: Vec<Outcome>) -> Result<Answer, StoreError> {
+    fn answer(&self, run: &Run, mut outcomes: OutcomeList) -> Result<Answer, StoreError> {
         if self.is_foreign(run) {
             let problem = "a key holds a foreign value, or memory is full: run `pacegate doctor`";
             return Err(StoreError::Failed(problem.to_owned()));
         }
         let granted = u64::from(outcomes.iter().all(Outcome::is_admitted));
         let now = Timestamp::from_micros(self.now);
-        let outcomes = outcomes.into_iter().map(|outcome| outcome.with_decided_at(now)).collect();
+        outcomes.iter_mut().for_each(|outcome| *outcome = outcome.with_decided_at(now));
         let state = match self.replicas[run.cells[0] as usize].content {
             Content::State(state) => Some(state),
             Content::Log { .. } | Content::Foreign => None,

@@ -500,7 +500,7 @@ impl Drop for Inner {
 }
 
 async fn outcomes_of(answer: responder::Reply) -> Result<Outcomes, StoreError> {
-    answer.await.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes.into())
+    answer.await.unwrap_or_else(|_| Err(gone())).map(|answer| answer.outcomes.into_iter().collect())
 }
 
 fn unknown_update(update: Update) -> StoreError {

@@ -83,6 +83,8 @@ struct Queue {
     settlements: Vec<Settlement>,
     /// Updates, and commands that another worker forwarded.
     commands: Vec<Command>,
+    /// The length at which the task is woken, because it waits for so many requests.
+    wake_at: usize,
     /// The worker has shut down.
     ended: bool,
     /// The server may have moved: stay closed until the task has resolved its address again.
@@ -173,10 +175,11 @@ impl NodeWorker {
             let problem = format!("{}: {MAX_QUEUED} requests are queued", self.resolver);
             return Err(StoreError::Unavailable(problem));
         }
-        let was_empty = queue.len() == 0;
+        let before = queue.len();
         add(&mut queue);
+        let is_enough = (before + 1..=queue.len()).contains(&queue.wake_at);
         drop(queue);
-        if was_empty {
+        if is_enough {
             self.wake.notify_one();
         }
         Ok(())

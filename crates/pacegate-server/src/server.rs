@@ -4,6 +4,7 @@ use std::{fmt, future::Future, io, net::SocketAddr, num::NonZeroUsize, sync::Arc
 
 use pacegate::Stats;
 use tokio::{
+    runtime::Handle,
     task::JoinSet,
     time::{Instant, interval, sleep, timeout},
 };
@@ -30,6 +31,7 @@ use crate::{
 pub struct Server {
     active: Arc<ActiveConfig>,
     listeners: Vec<BoundListener>,
+    workers: Arc<Workers>,
 }
 
 /// A listener with its certificates.
@@ -51,6 +53,8 @@ pub enum StartError {
     Bind { name: &'static str, address: SocketAddr, error: io::Error },
     #[error(transparent)]
     Exposed(#[from] Exposed),
+    #[error("cannot start the worker threads: {0}")]
+    Workers(io::Error),
 }
 
 /// The address of a listener.
@@ -74,8 +78,9 @@ const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(200);
 const DEGRADED_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Server {
-    /// Opens the store, reads certificates and binds every listener.
-    pub fn bind(mut settings: Settings) -> Result<Self, StartError> {
+    /// Opens the store, reads certificates, binds every listener and starts the worker threads. `threads` is their
+    /// number; default: one per CPU.
+    pub fn bind(mut settings: Settings, threads: Option<NonZeroUsize>) -> Result<Self, StartError> {
         check_exposure(&settings)?;
         let addresses = LISTENERS.iter().filter_map(|entry| match settings.listen[entry.id] {
             Bind::At(address) => Some((entry, address)),
@@ -87,8 +92,12 @@ impl Server {
         let listeners =
             addresses.into_iter().map(|(entry, address)| bind(entry, address, &settings));
         let listeners = listeners.collect::<Result<_, _>>()?;
-        let active = Arc::new(ActiveConfig::open(settings)?);
-        Ok(Self { active, listeners })
+        let workers = Workers::start(threads).map_err(StartError::Workers)?;
+        let active = {
+            let _runtime = workers.store_runtime().map(Handle::enter);
+            Arc::new(ActiveConfig::open(settings)?)
+        };
+        Ok(Self { active, listeners, workers: Arc::new(workers) })
     }
 
     /// Returns the settings in use.
@@ -128,17 +137,12 @@ impl Server {
     }
 
     /// Serves until `end`, then drains in-flight requests. Returns `false` if connections were still open after the
-    /// drain timeout. `threads` is the number of worker threads; default: one per CPU.
-    pub async fn run(
-        self,
-        reloader: Arc<Reloader>,
-        threads: Option<NonZeroUsize>,
-        end: impl Future<Output = ()>,
-    ) -> io::Result<bool> {
+    /// drain timeout.
+    pub async fn run(self, reloader: Arc<Reloader>, end: impl Future<Output = ()>) -> bool {
         let bounds = self.active.revision().settings.bounds;
         let (switch, drain) = DrainSwitch::new();
         let mut accepting =
-            Accepting { tasks: JoinSet::new(), workers: Arc::new(Workers::start(threads)?), drain };
+            Accepting { tasks: JoinSet::new(), workers: self.workers.clone(), drain };
         self.accept(&mut accepting, &reloader);
         let store_log = tokio::spawn(log_store_changes(self.active.clone()));
         let history = tokio::spawn(live::watch(self.active.clone()));
@@ -169,7 +173,7 @@ impl Server {
         if let Some(statsd) = statsd {
             statsd.finish().await;
         }
-        Ok(all)
+        all
     }
 
     /// Returns the leased units that were not spent, so that other processes can spend them.

@@ -104,13 +104,26 @@ fn control_plane() -> anyhow::Result<()> {
     run_command(&mut go(&["build", "-o", "../../../../target/control-plane", "."]))
 }
 
-/// Installs missing programs for the server benchmark.
-pub(crate) fn for_bench() -> anyhow::Result<()> {
+/// A program that benchmarks start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Tool {
+    Redis,
+    Valkey,
+    Wrk,
+    H2load,
+    Throttlecrab,
+}
+
+/// Installs missing programs for a benchmark.
+pub(crate) fn for_bench(programs: &[Tool]) -> anyhow::Result<()> {
     let _only = lock()?;
-    provide(REDIS, || apt::install("redis-server"))?;
-    provide(WRK, || apt::install("wrk"))?;
-    provide(H2LOAD, || apt::install("nghttp2-client"))?;
-    throttlecrab::provide()
+    programs.iter().try_for_each(|program| match program {
+        Tool::Redis => provide(REDIS, || apt::install("redis-server")),
+        Tool::Valkey => provide(VALKEY, apt::valkey),
+        Tool::Wrk => provide(WRK, || apt::install("wrk")),
+        Tool::H2load => provide(H2LOAD, || apt::install("nghttp2-client")),
+        Tool::Throttlecrab => throttlecrab::provide(),
+    })
 }
 
 /// Installs missing programs for the site, and returns the path of mdBook.

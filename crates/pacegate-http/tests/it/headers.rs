@@ -56,6 +56,21 @@ fn settings_leave_headers_out() {
 }
 
 #[test]
+fn the_two_headers_of_other_middleware_are_a_setting() {
+    let limit = Limit::per_minute(20_000);
+    let wait = Some(Duration::from_secs(1));
+    let denied = Decision::denial("api".parse().unwrap(), limit, 12_345, wait);
+    let mut pair = Headers::OFF;
+    pair.legacy = Some(ResetStyle::Off);
+    let headers = written(&pair, &denied, 0);
+    let mut all: Vec<_> =
+        headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    all.sort_unstable();
+    let pair = [("x-ratelimit-limit", "20000"), ("x-ratelimit-remaining", "12345")];
+    assert_eq!(all, [&[("retry-after", "1")], &pair[..]].concat());
+}
+
+#[test]
 fn the_three_headers_of_earlier_drafts_are_a_setting() {
     let mut trio = Headers::OFF;
     trio.standard = HeaderStyle::Draft6;

@@ -7,6 +7,7 @@ use pacegate::{
     algorithm::{Outcome, State},
 };
 use redis::Cmd;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::{CounterOp, CounterRequest, Counting, LayoutState, pair::Pair};
@@ -14,7 +15,7 @@ use crate::{
     cell::{period_micros, slot_of},
     fingerprint::Fingerprint,
     replay::{Fact, Snapshot},
-    responder::{Answer, Responder},
+    responder::{Answer, OutcomeList, Responder},
     wire::{ScriptParams, Words},
 };
 
@@ -211,9 +212,9 @@ impl CounterBatch {
             let outcomes = match request.op {
                 CounterOp::Charge(cost) => {
                     let outcome = outcome(&request.key.limit, cost, place as i64);
-                    vec![outcome.with_decided_at(Timestamp::from_micros(now))]
+                    smallvec![outcome.with_decided_at(Timestamp::from_micros(now))]
                 }
-                CounterOp::Refund(_) | CounterOp::Reset => Vec::new(),
+                CounterOp::Refund(_) | CounterOp::Reset => OutcomeList::new(),
             };
             request.responder.answer(Ok(Answer { outcomes, now, ..Answer::default() }));
         }

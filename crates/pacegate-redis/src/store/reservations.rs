@@ -45,7 +45,8 @@ impl Inner {
                     let charged = store.charge_compensating(cells, reservation).await;
                     return charged.map(Outcomes::from);
                 }
-                store.charge_cells(cells, 1, reservation).await.map(|answer| answer.outcomes.into())
+                let answer = store.charge_cells(cells, 1, reservation).await?;
+                Ok(answer.outcomes.into_iter().collect())
             });
         }
         match self.send(cells, 1, None, Some((id, ttl))) {

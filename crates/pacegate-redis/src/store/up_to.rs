@@ -54,7 +54,7 @@ impl Inner {
 
 async fn granted(answer: responder::Reply) -> Result<(u64, Outcomes), StoreError> {
     let answer = answer.await.unwrap_or_else(|_| Err(gone()))?;
-    Ok((answer.granted, answer.outcomes.into()))
+    Ok((answer.granted, answer.outcomes.into_iter().collect()))
 }
 
 fn unsupported(problem: &str) -> Reply<'static, (u64, Outcomes)> {

@@ -1,12 +1,12 @@
 //! The task of a worker: connects, sends queued requests, and opens and closes the worker.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout};
 
-use super::{Failure, NodeWorker};
-use crate::link::Link;
+use super::{Failure, NodeWorker, Queue};
+use crate::{command::Command, link::Link};
 
 /// Delays between attempts to connect, doubled after each failure. A worker has to be open two seconds after its server
 /// is back, even if the first attempt then takes as long as an attempt may.
@@ -18,6 +18,10 @@ const SLOW_RETRY: Duration = Duration::from_millis(200);
 const MAX_TRIPS: usize = 2;
 /// Number of cells above which a queue is split into two round trips.
 const SPLIT_CELLS: usize = 64;
+/// Number of queued requests that start a second round trip in any case.
+const MAX_WAITING: usize = 32;
+/// Maximum number of yields to the callers of a finished round trip.
+const MAX_YIELDS: usize = 4;
 /// Time without an answer after which the worker reconnects.
 pub(super) const PING_TIMEOUT: Duration = Duration::from_millis(1_000);
 
@@ -72,35 +76,37 @@ async fn serve(worker: &Arc<NodeWorker>, link: &mut Link, answered: &mut bool) -
     worker.open();
     let wire = link.wire().clone();
     let mut trips = FuturesUnordered::new();
+    let mut in_flight = 0;
     while worker.is_open() {
-        if trips.len() < MAX_TRIPS {
-            let queue = worker.queue.lock().take();
-            let mut commands = worker.commands(queue);
-            let cells: usize = commands.iter().map(|command| command.size().1).sum();
-            let is_large = commands.len() > 1 && cells > SPLIT_CELLS;
-            // In a single round trip, server and worker would wait for each other in turns. Counters of another
-            // limiter are not split, since they may belong to one request.
-            if trips.is_empty() && is_large && worker.common.layout.is_none() {
-                let rest = commands.split_off(commands.len() / 2);
-                trips.push(worker.round_trip(&wire, mem::replace(&mut commands, rest)));
+        // A second round trip is worth its cost if it carries about as many requests as the first.
+        let needed = match trips.len() {
+            0 => 1,
+            1..MAX_TRIPS => in_flight.clamp(1, MAX_WAITING),
+            _ => usize::MAX,
+        };
+        if let Some(queue) = worker.take_queued(needed) {
+            let commands = worker.commands(queue);
+            for commands in split(worker, commands, trips.is_empty()) {
+                let requests: usize = commands.iter().map(|command| command.size().0).sum();
+                in_flight += requests;
+                let trip = worker.round_trip(&wire, commands);
+                trips.push(async move { (requests, trip.await) });
             }
-            if !commands.is_empty() {
-                trips.push(worker.round_trip(&wire, commands));
-            }
+            continue;
         }
         tokio::select! {
             biased;
-            Some(finished) = trips.next() => {
+            Some((requests, finished)) = trips.next() => {
                 if let Err(failure) = finished {
                     return finish_others(worker, trips, failure).await;
                 }
                 *answered = true;
-                // Callers that were just answered may send their next request.
-                tokio::task::yield_now().await;
+                in_flight -= requests;
+                worker.yield_to_callers(requests).await;
             }
-            () = worker.wake.notified(), if trips.len() < MAX_TRIPS => {}
+            () = worker.wake.notified() => {}
             // A round trip may take longer than the deadline, if a command has to be sent again.
-            () = worker.expire_queued(), if trips.len() >= MAX_TRIPS => {}
+            () = worker.expire_queued(), if !trips.is_empty() => {}
             () = link.gone(), if trips.is_empty() => {
                 return Failure::Closed;
             }
@@ -109,10 +115,46 @@ async fn serve(worker: &Arc<NodeWorker>, link: &mut Link, answered: &mut bool) -
     finish_others(worker, trips, Failure::Interrupted(worker.reason())).await
 }
 
+/// Divides the commands of a queue into round trips: two if they are the first in flight, and large, because server and
+/// worker would otherwise wait for each other in turns. Counters of another limiter are not split, since they may belong
+/// to one request.
+fn split(worker: &NodeWorker, mut commands: Vec<Command>, is_first: bool) -> Vec<Vec<Command>> {
+    let cells: usize = commands.iter().map(|command| command.size().1).sum();
+    let is_large = commands.len() > 1 && cells > SPLIT_CELLS;
+    match commands.len() {
+        0 => Vec::new(),
+        len if is_first && is_large && worker.common.layout.is_none() => {
+            let rest = commands.split_off(len / 2);
+            vec![commands, rest]
+        }
+        _ => vec![commands],
+    }
+}
+
+impl NodeWorker {
+    /// Returns everything that is queued, if that is at least `needed` requests. Otherwise the task is woken when it is.
+    fn take_queued(&self, needed: usize) -> Option<Queue> {
+        let mut queue = self.queue.lock();
+        queue.wake_at = needed;
+        (queue.len() >= needed).then(|| queue.take())
+    }
+
+    /// Lets the callers that were just answered queue their next requests, so that these leave together. Callers in
+    /// other threads may need longer, or may have no further request.
+    async fn yield_to_callers(&self, answered: usize) {
+        for _ in 0..MAX_YIELDS {
+            tokio::task::yield_now().await;
+            if self.queue.lock().len() >= answered {
+                return;
+            }
+        }
+    }
+}
+
 /// Closes the worker and waits for the round trips in flight, each of which has a deadline.
 async fn finish_others(
     worker: &NodeWorker,
-    mut trips: FuturesUnordered<impl Future<Output = Result<(), Failure>>>,
+    mut trips: FuturesUnordered<impl Future<Output = (usize, Result<(), Failure>)>>,
     failure: Failure,
 ) -> Failure {
     worker.close(&failure);

@@ -39,6 +39,16 @@ impl Workers {
         Ok(Self { handles, next: AtomicUsize::new(0), _ends: ends })
     }
 
+    /// Returns the runtime for the connections of the store, or `None` for that of the caller. A single worker thread
+    /// runs them itself: requests and replies then need no wake-ups of another thread, and all requests that arrive
+    /// together leave together. With several, that thread would have more work than the others.
+    pub(crate) fn store_runtime(&self) -> Option<&Handle> {
+        match &*self.handles {
+            [only] => Some(only),
+            _ => None,
+        }
+    }
+
     /// Runs `task` on the next thread, round robin.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let next = self.next.fetch_add(1, Ordering::Relaxed) % self.handles.len();

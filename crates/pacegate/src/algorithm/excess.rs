@@ -119,7 +119,8 @@ pub(crate) fn charge(
     excess: Excess,
 ) -> (Outcome, u64) {
     if excess.is_recorded() {
-        return record(limit, state, now, cost, excess);
+        let (outcome, units) = record(limit, state, now, cost, excess);
+        return (outcome.by_fields(), units);
     }
     let outcome = step(limit, state, now, cost);
     (outcome, if outcome.is_admitted() { cost } else { 0 })

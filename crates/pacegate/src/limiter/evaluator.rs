@@ -289,9 +289,8 @@ impl Evaluator {
         let (outcome, now) = self.memory.charge_cell(&self.slot(&charge));
         // One enforced limit needs no combining: its decision is that of the request.
         let decision = decide(limit, outcome, false);
-        if let Some(event) =
-            event(slice::from_ref(&charge), slice::from_ref(&outcome), decision.allowed)
-        {
+        if cost > 0 {
+            let event = if decision.allowed { Event::Allowed } else { Event::Denied };
             self.meter.count_cost(limit.stats_index, event, cost, key, now);
         }
         decision

@@ -8,7 +8,7 @@ use crate::{Limit, MemoryStore, PolicySet};
 /// An evaluator, or the limit that it will have.
 #[derive(Debug)]
 pub(super) struct LazyEvaluator {
-    evaluator: OnceLock<Box<Evaluator>>,
+    evaluator: OnceLock<Evaluator>,
     /// The only limit, until the evaluator exists.
     limit: Limit,
 }
@@ -23,14 +23,14 @@ impl LazyEvaluator {
     fn create(&self) -> &Evaluator {
         self.evaluator.get_or_init(|| {
             let policies = PolicySet::of_limit(self.limit);
-            Box::new(Evaluator::new(policies, MemoryStore::default(), WaitQueue::default()))
+            Evaluator::new(policies, MemoryStore::default(), WaitQueue::default())
         })
     }
 }
 
 impl From<Evaluator> for LazyEvaluator {
     fn from(evaluator: Evaluator) -> Self {
-        Self { evaluator: Box::new(evaluator).into(), limit: Limit::per_second(0) }
+        Self { evaluator: evaluator.into(), limit: Limit::per_second(0) }
     }
 }
 

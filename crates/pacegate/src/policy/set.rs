@@ -393,19 +393,21 @@ impl PolicySet {
     ) -> R {
         let view = self.inner.view(request);
         let found = self.inner.find(&view);
+        // A key of one attribute is borrowed from the request. All others are composed before any of them is borrowed.
         let mut composed = SmallVec::<[KeyBuf; 1]>::new();
-        for &Candidate { place, .. } in &found {
-            let policy = &self.inner.policies[place];
-            if view.key_of_one(policy).is_none() {
+        let borrowed = found.iter().map(|found| {
+            let policy = &self.inner.policies[found.place];
+            let key = view.key_of_one(policy);
+            if key.is_none() {
                 composed.push(view.key(policy));
             }
-        }
+            key
+        });
+        let borrowed: SmallVec<[_; 4]> = borrowed.collect();
         let mut composed = composed.iter();
         let mut matches = SmallVec::<[_; 4]>::new();
-        for &Candidate { place, .. } in &found {
-            let policy = &self.inner.policies[place];
-            let key = view.key_of_one(policy).or_else(|| composed.next().map(KeyBuf::as_ref));
-            if let Some(key) = key {
+        for (&Candidate { place, .. }, key) in found.iter().zip(borrowed) {
+            if let Some(key) = key.or_else(|| composed.next().map(KeyBuf::as_ref)) {
                 matches.push((self.entries(&view, place), key));
             }
         }
@@ -533,7 +535,9 @@ impl CompiledPolicies {
         };
         let mut found = index.candidates(view);
         found.retain(|found| found.is_sure || view.is_covered_by(&self.policies[found.place]));
-        found.sort_unstable_by_key(|found| found.place);
+        if found.len() > 1 {
+            found.sort_unstable_by_key(|found| found.place);
+        }
         found
     }
 }

@@ -81,6 +81,10 @@ pub use tenants::ShareUsage;
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     inner: Arc<Inner>,
+    /// The secret of `inner`, and its shards once this handle has used them. Here, because each pointer that a decision
+    /// follows takes time.
+    secret: Secret,
+    shards: OnceLock<Arc<Shards>>,
 }
 
 /// The number of keys in a [`MemoryStore`], and the memory they take.
@@ -114,7 +118,7 @@ struct Inner {
     /// The tag of [`PolicyName::INLINE`], or 0 before its first use. Cached, because inline limits look it up often.
     inline_tag: AtomicU64,
     /// Allocated at the first charge.
-    shards: OnceLock<Box<Shards>>,
+    shards: OnceLock<Arc<Shards>>,
 }
 
 /// The keys of a store.
@@ -207,19 +211,26 @@ impl MemoryStore {
             inline_tag: AtomicU64::new(0),
             shards: OnceLock::new(),
         };
+        let shards = OnceLock::new();
         if cfg!(pacegate_loom) {
             // The model checker does not know the lock of the standard library.
             inner.allocate().logs();
+            shards.get_or_init(|| inner.allocate().clone());
         }
-        Self { inner: Arc::new(inner) }
+        Self { secret: inner.secret.clone(), shards, inner: Arc::new(inner) }
     }
 
     #[inline]
     fn shards(&self) -> &Shards {
-        match self.inner.shards.get() {
+        match self.shards.get() {
             Some(shards) => shards,
-            None => self.inner.allocate(),
+            None => self.find_shards(),
         }
+    }
+
+    #[cold]
+    fn find_shards(&self) -> &Shards {
+        self.shards.get_or_init(|| self.inner.allocate().clone())
     }
 
     /// Returns the current usage.
@@ -279,7 +290,7 @@ impl MemoryStore {
     /// Hashes a key, for all scopes.
     #[inline]
     pub(crate) fn hash(&self, key: KeyRef<'_>) -> KeyHash {
-        self.inner.secret.hash(key)
+        self.secret.hash(key)
     }
 
     /// Hashes a key in a scope.
@@ -487,8 +498,8 @@ impl Store for MemoryStore {
 impl Inner {
     /// Allocates the shards, and opens the shares of all policies.
     #[cold]
-    fn allocate(&self) -> &Shards {
-        let new = || Box::new(Shards::new(self.max_keys, self.time.clone()));
+    fn allocate(&self) -> &Arc<Shards> {
+        let new = || Arc::new(Shards::new(self.max_keys, self.time.clone()));
         let shards = self.shards.get_or_init(new);
         // A policy that is registered from here on finds the shards, and opens its share itself.
         self.registry.lock().tags().for_each(|tag| shards.open(tag));
