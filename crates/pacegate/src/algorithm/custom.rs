@@ -86,7 +86,7 @@ pub(super) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
 }
 
 /// Returns nothing: a custom algorithm does not know the units of one charge.
-pub(super) fn return_units(_: &Limit, state: State, _: u64, _: State, _: u64) -> State {
+pub(super) fn return_units(_: &Limit, state: State, _: u64, _: u64, _: u64) -> State {
     state
 }
 

@@ -54,10 +54,10 @@ pub(super) fn return_units(
     limit: &Limit,
     state: State,
     now: u64,
-    charged: State,
+    charged_at: u64,
     units: u64,
 ) -> State {
-    let is_over = charged.at().as_micros() < Window::at(limit, state, now).start;
+    let is_over = charged_at < Window::at(limit, state, now).start;
     if is_over { state } else { refund(limit, state, now, units) }
 }
 

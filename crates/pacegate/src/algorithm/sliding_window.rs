@@ -53,10 +53,9 @@ pub(super) fn return_units(
     limit: &Limit,
     state: State,
     now: u64,
-    charged: State,
+    charged_at: u64,
     units: u64,
 ) -> State {
-    let charged_at = charged.at().as_micros();
     let mut windows = Windows::at(limit, state, now);
     if charged_at >= windows.start {
         windows.current = windows.current.saturating_sub(units);
