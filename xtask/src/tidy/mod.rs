@@ -3,6 +3,7 @@
 mod blocks;
 mod files;
 mod links;
+mod messages;
 mod named_tests;
 mod names;
 mod rules;
@@ -44,6 +45,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(named_tests::check(&files));
     findings.extend(names::check(&files));
     findings.extend(blocks::check(&files));
+    findings.extend(messages::check(&files));
     for finding in &findings {
         writeln!(io::stdout(), "{finding}")?;
     }
