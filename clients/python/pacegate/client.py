@@ -9,6 +9,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union
 
 from .deny_cache import DenyCache
@@ -110,7 +111,7 @@ class Pacegate:
         self.close()
 
     def close(self) -> None:
-        """Closes idle connections and ends the threads of `check_async`, without waiting for checks that still run."""
+        """Closes idle connections and ends the threads of asynchronous calls, without waiting for calls that still run."""
         self._threads.shutdown(wait=False)
         if self._transport is not None:
             self._transport.close()
@@ -185,6 +186,10 @@ class Pacegate:
         """
         return self._decide("acquire", _members(**request))
 
+    async def acquire_async(self, **request: Any) -> Decision:
+        """Does the same as `acquire` without blocking the event loop."""
+        return await self._decide_async("acquire", _members(**request))
+
     def renew(self, permit: Optional[str], **request: Any) -> bool:
         """Restarts the period of a permit of this request.
 
@@ -201,10 +206,18 @@ class Pacegate:
             return False
         return True
 
+    async def renew_async(self, permit: Optional[str], **request: Any) -> bool:
+        """Does the same as `renew` without blocking the event loop."""
+        return await self._in_thread(partial(self.renew, permit, **request))
+
     def release(self, permit: Optional[str], **request: Any) -> None:
         """Ends a permit of this request; `None` holds nothing. Raises `PacegateUnavailable` if the server does not answer."""
         if permit is not None:
             self._post("release", _members(permit=permit, **request))
+
+    async def release_async(self, permit: Optional[str], **request: Any) -> None:
+        """Does the same as `release` without blocking the event loop."""
+        await self._in_thread(partial(self.release, permit, **request))
 
     def refund(self, **request: Any) -> int:
         """Returns `cost` units of a request. Needs an API key with the scope `admin`.
@@ -213,6 +226,10 @@ class Pacegate:
         been returned or not.
         """
         return self._post("refund", _members(**request))["limits"]
+
+    async def refund_async(self, **request: Any) -> int:
+        """Does the same as `refund` without blocking the event loop."""
+        return await self._in_thread(partial(self.refund, **request))
 
     async def _decide_async(self, call: str, request: dict[str, Any]) -> Decision:
         try:
