@@ -15,7 +15,7 @@
 //     options       { label (for the summary), unit: "/s", height: 240, legend: true, utc: false,
 //                   axis: name of the vertical axis with its unit, format: text of a value with its unit,
 //                   span: minimum length of the axis in seconds,
-//                   cutOutliers: cut a few very high samples, and label the highest, so that the others stay visible }
+//                   cutOutliers: cut a few samples that are so many times as high as the others, and label the highest }
 //   sparkline(host, data, options) -> { update(data) }   the same data without axes; options { label }
 //   bars(host, rows, options) -> { update(rows) }        a list of horizontal bars
 //     rows          [{ label, note, parts: [{ name, value, color }] }]; the longest row fills the width
@@ -101,7 +101,8 @@ export function sparkline(host, data, options = {}) {
   const view = svg("svg", { viewBox: "0 0 100 28", preserveAspectRatio: "none", height: 28 }, root);
   const update = (next) => {
     const tiers = stack(next.series);
-    const most = Math.max(1, usualPeak(next.times.map((_, i) => Math.max(...tiers.map((tier) => tier.top[i])))));
+    const tops = next.times.map((_, i) => Math.max(...tiers.map((tier) => tier.top[i])));
+    const most = Math.max(1, usualPeak(tops, 5));
     const x = (i) => (100 * i) / Math.max(1, next.times.length);
     const y = (value) => 27 - (26 * Math.min(value, most)) / most;
     view.replaceChildren();
@@ -230,7 +231,8 @@ class Timeline {
     this.view.setAttribute("viewBox", `0 0 ${width} ${this.options.height}`);
     const tiers = stack(this.series);
     const tops = this.data.times.map((_, i) => Math.max(0, ...tiers.map((tier) => tier.top[i] ?? 0)));
-    const peak = this.options.cutOutliers ? usualPeak(tops) : Math.max(0, ...tops);
+    const { cutOutliers } = this.options;
+    const peak = cutOutliers ? usualPeak(tops, cutOutliers) : Math.max(0, ...tops);
     const near = this.data.limits.filter((limit) => limit.value <= 4 * Math.max(peak, 1));
     const ticks = valueTicks(Math.max(peak, ...near.map((limit) => limit.value * 1.08), 1e-9));
     this.place(width, ticks[ticks.length - 1]);
@@ -405,12 +407,15 @@ class Timeline {
   }
 }
 
-/** Returns the highest value to show. If only a few samples are much higher than all others, it is below them. */
-function usualPeak(values) {
+/**
+ * Returns the highest value to show: below the highest sample if that is more than `factor` times as high as 95 % of
+ * the samples.
+ */
+function usualPeak(values, factor) {
   const known = values.filter((value) => value > 0).sort((one, other) => one - other);
   const peak = known[known.length - 1] ?? 0;
-  const usual = known[Math.floor(0.97 * (known.length - 1))] ?? 0;
-  return known.length >= 20 && peak > 5 * usual ? 1.5 * usual : peak;
+  const usual = known[Math.floor(0.95 * (known.length - 1))] ?? 0;
+  return known.length >= 20 && peak > factor * usual ? 1.5 * usual : peak;
 }
 
 /** Returns each series with its base and top: stacked series on top of each other, lines from zero. */

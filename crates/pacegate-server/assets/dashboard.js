@@ -3,7 +3,7 @@
 import { number, timeline, whole } from "./chart.js";
 import { Refused, Unreachable, apiKey, ask, setApiKey } from "./api.js";
 import { Keys } from "./keys.js";
-import { Live, RANGES, atMost, duration, make, put, rate } from "./live.js";
+import { LATENCY_CHART, Live, RANGES, RATE_CHART, atMost, make, put, rate } from "./live.js";
 import { Policies } from "./policies.js";
 import { Health } from "./store.js";
 import { Try, curl } from "./try.js";
@@ -19,9 +19,8 @@ const policies = new Policies(live, show);
 const keys = new Keys(live, say);
 const trying = new Try();
 const health = new Health(live);
-const chart = timeline(byId("timeline"), live.chart(""), { unit: "/s", span: 60, height: 260, cutOutliers: true });
-const latencyLook = { label: "Decision latency", axis: "latency", format: duration, span: 60, height: 160, cutOutliers: true };
-const latencyChart = timeline(byId("latency-timeline"), live.latencyChart(), latencyLook);
+const chart = timeline(byId("timeline"), live.chart(""), RATE_CHART);
+const latencyChart = timeline(byId("latency-timeline"), live.latencyChart(), LATENCY_CHART);
 const tiles = makeTiles();
 
 let timer = null;

@@ -10,6 +10,12 @@ export const RANGES = {
   86400: { step: 300, kept: 288, text: "Last 24 hours, averages of five minutes, local time" },
 };
 
+/** How the charts look. */
+export const RATE_CHART = { unit: "/s", span: 60, height: 260, cutOutliers: 5 };
+export const LATENCY_CHART = {
+  label: "Decision latency", axis: "latency", format: duration, span: 60, height: 160, cutOutliers: 2,
+};
+
 /** Samples of one length. If they are longer than a second, the last one is not complete yet. */
 class History {
   constructor({ step, kept }) {

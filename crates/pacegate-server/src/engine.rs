@@ -124,14 +124,11 @@ impl Engine {
     /// Records the decision for each policy and key of a request.
     fn record(&self, charges: &[Charge<'_>], decision: Decision) {
         let now = self.now();
-        let mut last = None;
-        for charge in charges {
-            // The limits of a policy are adjacent, and recorded once.
-            let subject = Some((charge.policy, charge.key));
-            if last != subject {
-                self.recent.record(now, charge, decision);
-            }
-            last = subject;
+        // The limits of a policy are adjacent, and recorded once.
+        for same in charges.chunk_by(|a, b| (a.policy, a.key) == (b.policy, b.key)) {
+            let policy = self.policies().get(same[0].policy);
+            let has_overrides = policy.is_some_and(|policy| !policy.overrides.is_empty());
+            self.recent.record(now, same, decision, has_overrides);
         }
     }
 
@@ -222,7 +219,7 @@ impl Engine {
                 break;
             }
             if let Ok(decision) = decision {
-                self.recent.record(self.now(), charge, *decision);
+                self.record(slice::from_ref(charge), *decision);
             }
         }
     }

@@ -53,7 +53,7 @@ const APPLICATION: usize = 3;
 const PROXY: usize = 4;
 
 /// Maximum time for a command of a page, and for a program to listen.
-const COMMAND_SECONDS: &str = "300";
+const COMMAND_SECONDS: &str = "900";
 const LISTEN_TRIES: u32 = 1200;
 
 /// Runs the clients and pages whose names contain `only`, with a given or a newly built server.

@@ -105,21 +105,31 @@ fn a_block_needs_a_confirmation_and_holds_on_two_replicas() {
 }
 
 #[test]
-fn an_outlier_does_not_flatten_the_chart() {
+fn outliers_do_not_flatten_the_charts() {
     let shown = Shown::start("");
     shown.page.wait_until(&shows("#state", "live"));
-    let drawn = shown.page.evaluate(
-        "import('/assets/chart.js').then(({ timeline }) => { \
-           const host = document.createElement('div'); document.querySelector('main').append(host); \
-           const times = Array.from({ length: 100 }, (_, i) => 1000 + i); \
-           const values = times.map((_, i) => i === 40 ? 5000 : 10); \
-           timeline(host, { times, step: 1, series: [{ name: 'allowed', values }] }, \
-                    { unit: '/s', cutOutliers: true }); \
-           return [...host.querySelectorAll('text')].map(text => text.textContent); })",
-    );
-    let texts: Vec<_> = drawn.as_array().unwrap().iter().filter_map(|text| text.as_str()).collect();
-    assert!(texts.contains(&"peak 5 k/s"), "{texts:?}");
-    assert!(texts.contains(&"15") && !texts.contains(&"5 k"), "{texts:?}");
+    let texts = |chart: &str, values: &str| -> Vec<String> {
+        let drawn = shown.page.evaluate(&format!(
+            "Promise.all([import('/assets/chart.js'), import('/assets/live.js')])\
+               .then(([{{ timeline }}, charts]) => {{ \
+               const host = document.createElement('div'); document.querySelector('main').append(host); \
+               const times = Array.from({{ length: 100 }}, (_, i) => 1000 + i); \
+               const values = times.map((_, i) => {values}); \
+               timeline(host, {{ times, step: 1, series: [{{ name: 'one', values, kind: 'line' }}] }}, \
+                        charts.{chart}); \
+               return [...host.querySelectorAll('text')].map(text => text.textContent); }})"
+        ));
+        serde_json::from_value(drawn).unwrap()
+    };
+    let has = |texts: &[String], text: &str| texts.iter().any(|one| one == text);
+    let rates = texts("RATE_CHART", "i === 40 ? 5000 : 10");
+    assert!(has(&rates, "peak 5 k/s") && has(&rates, "15") && !has(&rates, "5 k"), "{rates:?}");
+    // Four of a hundred samples are four times as slow as the others.
+    let times = texts("LATENCY_CHART", "i % 25 === 7 ? 0.004 : 0.001");
+    assert!(has(&times, "peak 4 ms") && !has(&times, "4 ms"), "{times:?}");
+    // A burst of this height is part of the traffic.
+    let burst = texts("RATE_CHART", "i % 25 === 7 ? 40 : 10");
+    assert!(has(&burst, "40") && !burst.iter().any(|text| text.starts_with("peak")), "{burst:?}");
 }
 
 #[test]
@@ -134,7 +144,43 @@ fn degraded_decisions_have_their_own_series() {
     shown.page.wait_until(&has("#alerts", "Store unreachable"));
     assert_eq!(shown.check(&json!({ "path": "/api/x", "user": "alice" })), 200);
     shown.page.wait_until(&has("#timeline .chart-legend", "degraded (decided by failure modes)"));
+    shown.page.wait_until(
+        "document.querySelector('#timeline path.area[style*=\"--chart-degraded\"]') !== null",
+    );
+    let colours = "['degraded', 'allowed', 'denied', 'shadow'].map(name => \
+                   getComputedStyle(document.querySelector('.chart')).getPropertyValue(`--chart-${name}`))";
+    assert_eq!(shown.page.evaluate(&format!("new Set({colours}).size")), 4, "different colours");
     shown.page.wait_until(&shows("#top-traffic .label", "alice"));
     shown.page.click("#top-traffic .label");
     shown.page.wait_until(&has(".decisions", "allowed, degraded"));
+}
+
+#[test]
+fn a_wide_window_is_used_and_a_phone_shows_no_gaps() {
+    let mut shown = Shown::start("");
+    for _ in 0..6 {
+        shown.log_in("203.0.113.9");
+    }
+    shown.page.wait_until(&shows("#top-denied .label", "203.0.113.9"));
+    shown.page.click("#top-denied .label");
+    shown.page.wait_until("document.querySelectorAll('.decisions tbody tr').length === 6");
+    let bounds =
+        |selector: &str| format!("document.querySelector('{selector}').getBoundingClientRect()");
+    let one_line = "[...document.querySelectorAll('.decisions td:first-child, .decisions .badge')]\
+                    .every(it => { const range = document.createRange(); range.selectNodeContents(it); \
+                    return range.getClientRects().length === 1; })";
+    let (chart, latency) = (bounds("#traffic .card"), bounds("#latency"));
+    for width in [1920, 1200, 360] {
+        shown.page.resize(width, 900);
+        shown.page.wait_until(&format!("document.documentElement.scrollWidth === {width}"));
+        let side_by_side =
+            format!("{chart}.top === {latency}.top && {chart}.right < {latency}.left");
+        shown.page.wait_until(&format!("({side_by_side}) === {}", width == 1920));
+        let tiles =
+            format!("{}.right === {}.right", bounds("#tiles"), bounds("#tiles > :last-child"));
+        assert_eq!(shown.page.evaluate(&tiles), true, "tiles fill the row at {width}");
+        assert_eq!(shown.page.evaluate(one_line), true, "times and badges at {width}");
+    }
+    assert_eq!(shown.page.evaluate(&format!("{}.width > 330", bounds("main"))), true);
+    shown.assert_clean();
 }

@@ -32,6 +32,11 @@ policies:
     match: { path: /api/search }
     limit: 50/second token-bucket
     mode: shadow
+  - name: exports-per-user
+    match: { path: /exports }
+    per: [user]
+    limit: 15/hour
+    notify: [50%, 80%]
 ";
 
 #[test]
@@ -64,6 +69,8 @@ fn pictures() {
     page.press("Enter");
     page.wait_until(&has("#try-answer", "Denied"));
     page.wait_until(&shows("#blocked b", "198.51.100.7"));
+    page.wait_until(&has("#reached", "80 % (12 of 15)"));
+    page.wait_until(&has("#blocks-note", "all servers that use this store"));
     page.resize(1200, 860);
     draw(&page, "dashboard-dark", Scheme::Dark, "#lookup");
     page.resize(390, 844);
@@ -96,6 +103,9 @@ fn shop(http: &mut Http, tick: u64) {
         for _ in 0..14 + random.below(5) {
             ask(json!({ "path": "/login", "method": "POST", "ip": "203.0.113.9" }));
         }
+    }
+    if tick % 60 == 0 {
+        ask(json!({ "path": "/exports", "user": format!("user-{}", tick / 60 % 2) }));
     }
     let ip = format!("198.51.100.{}", random.below(12));
     ask(json!({ "path": "/login", "method": "POST", "ip": ip }));

@@ -1,14 +1,14 @@
 //! `GET /v1/live`: the data of the dashboard and of `pacegate top`.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::Duration,
 };
 
 use axum::extract::Request;
 use http::Uri;
-use pacegate::{Charge, Decision, Plan, PolicyName, PolicyStats, Source, Stats, TopKey};
+use pacegate::{Charge, Decision, Excess, Plan, PolicyName, PolicyStats, Source, Stats};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -63,8 +63,8 @@ struct LivePolicy {
     policy: PolicyModel,
     #[serde(flatten)]
     counts: DecisionCounts,
-    /// Highest used share of a limit among the busiest keys, from 0 to 1. For policies with overrides: among the keys
-    /// of recent decisions. Null if unknown.
+    /// Highest used share of a limit among the busiest keys, from 0 to 1. For policies with overrides: of the limits of
+    /// the last recorded request of each key. Null if unknown.
     used: Option<f64>,
 }
 
@@ -240,26 +240,33 @@ async fn used(
     if let Some(used) = known.as_ref().filter(|used| used.at == at) {
         return used.shares.clone();
     }
-    let mut shares = measure_usage(&revision.engine, stats).await;
-    add_recent_usage(&revision.engine, &mut shares);
-    let shares = Arc::new(shares);
+    let shares = Arc::new(measure_usage(&revision.engine, stats).await);
     *known = Some(Used { at, shares: shares.clone() });
     shares
 }
 
 /// Peeks at the busiest keys, and returns the highest used share for each policy.
 async fn measure_usage(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f64> {
-    // With overrides, the limits of a key depend on its requests.
+    let keys =
+        stats.busiest.iter().filter_map(|top| Some((top.policy, top.whole.as_ref()?.as_ref())));
+    let recent: Vec<RecentDecision> =
+        keys.clone().filter_map(|(policy, key)| engine.recent().of(policy, key, 1).pop()).collect();
     let is_plain = |policy: PolicyName| {
         let all = engine.policies();
         all.get(policy).is_some_and(|policy| policy.overrides.is_empty())
     };
-    let keys = stats.busiest.iter().filter(|top| is_plain(top.policy));
-    let plan =
-        |top: &TopKey| Some(engine.charges().plan_for(top.policy, top.whole.as_ref()?.as_ref()));
-    let plans: Vec<Plan<'_>> = keys.filter_map(plan).collect();
-    let charges = plans.iter().filter_map(|plan| plan.charges(0).ok());
-    let charges: Vec<Charge<'_>> = charges.flatten().map(|charge| charge.enforced(true)).collect();
+    let plans: Vec<Plan<'_>> = keys
+        .filter(|(policy, _)| is_plain(*policy))
+        .map(|(policy, key)| engine.charges().plan_for(policy, key))
+        .collect();
+    let plain = plans.iter().filter_map(|plan| plan.charges(0).ok()).flatten();
+    // With overrides, the limits of a key depend on its requests: look at those of the last one.
+    let overridden = recent
+        .iter()
+        .flat_map(|one| &one.charges)
+        .map(|charge| charge.as_charge().cost(0).holding(0).excess(Excess::Reject));
+    let charges: Vec<Charge<'_>> =
+        plain.chain(overridden).map(|charge| charge.enforced(true)).collect();
     let mut decisions = Vec::new();
     engine.check_each(&charges, &mut decisions).await;
     let mut used = HashMap::new();
@@ -277,31 +284,6 @@ async fn measure_usage(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f6
         }
     }
     used
-}
-
-/// Adds the highest used share of policies with overrides: that of the last decision about each recent key. Its limits
-/// depend on the request, so the server cannot look them up by the key.
-fn add_recent_usage(engine: &Engine, used: &mut HashMap<PolicyName, f64>) {
-    let since = engine.now().as_micros().saturating_sub(60_000_000);
-    let mut seen = HashSet::new();
-    engine.recent().for_each(|one| {
-        let has_overrides =
-            engine.policies().get(one.policy).is_some_and(|policy| !policy.overrides.is_empty());
-        let decision = &one.decision;
-        let is_own = decision.policy() == Some(one.policy) && decision.source() != Source::Blocked;
-        if has_overrides
-            && is_own
-            && !decision.is_degraded()
-            && one.at.as_micros() >= since
-            && let Some(capacity) = decision.limit().map(|limit| limit.capacity())
-            && capacity > 0
-            && seen.insert((one.policy, one.key.clone()))
-        {
-            let share = ratio(capacity.saturating_sub(decision.remaining()), capacity);
-            let most = used.entry(one.policy).or_insert(share);
-            *most = share.max(*most);
-        }
-    });
 }
 
 #[expect(clippy::cast_precision_loss, clippy::float_arithmetic, reason = "for display only")]

@@ -3,7 +3,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use pacegate::{Charge, Decision, KeyBuf, KeyRef, PolicyName, Timestamp};
+use pacegate::{Charge, ChargeBuf, Decision, KeyBuf, KeyRef, PolicyName, Timestamp};
 use parking_lot::Mutex;
 
 /// A sample of the recent decisions: the first ones of each second, bounded in number and size.
@@ -24,6 +24,8 @@ pub(crate) struct RecentDecision {
     pub(crate) key: KeyBuf,
     pub(crate) cost: u64,
     pub(crate) decision: Decision,
+    /// The charges to the policy, if it has overrides: its limits depend on the request.
+    pub(crate) charges: Box<[ChargeBuf]>,
 }
 
 impl Recent {
@@ -32,6 +34,9 @@ impl Recent {
 
     /// Longer keys are not recorded. Together with [`MAX_DECISIONS`], this bounds the memory to a few megabytes.
     const MAX_KEY_BYTES: usize = 256;
+
+    /// Further charges of a decision are not kept.
+    const MAX_CHARGES: usize = 4;
 
     pub(crate) fn new() -> Self {
         Self { left: AtomicUsize::new(Self::PER_SECOND), decisions: Mutex::default() }
@@ -47,8 +52,15 @@ impl Recent {
         self.left.load(Ordering::Relaxed) > 0
     }
 
-    /// Records a decision. Ignores peeks.
-    pub(crate) fn record(&self, at: Timestamp, charge: &Charge<'_>, decision: Decision) {
+    /// Records a decision about the charges to one key of a policy. Ignores peeks. `with_charges`: keeps them too.
+    pub(crate) fn record(
+        &self,
+        at: Timestamp,
+        charges: &[Charge<'_>],
+        decision: Decision,
+        with_charges: bool,
+    ) {
+        let Some(charge) = charges.first() else { return };
         let (policy, key, cost) = (charge.policy, charge.key, charge.cost);
         let mut bytes = 0;
         key.feed(|part| bytes += part.len());
@@ -62,7 +74,16 @@ impl Recent {
         if decisions.len() == MAX_DECISIONS {
             decisions.pop_front();
         }
-        decisions.push_back(RecentDecision { at, policy, key: key.to_buf(), cost, decision });
+        let kept = charges.iter().take(if with_charges { Self::MAX_CHARGES } else { 0 });
+        let charges = kept.map(ChargeBuf::from).collect();
+        decisions.push_back(RecentDecision {
+            at,
+            policy,
+            key: key.to_buf(),
+            cost,
+            decision,
+            charges,
+        });
     }
 
     /// Returns the last decisions about a key, newest first.
@@ -77,11 +98,6 @@ impl Recent {
         let own = own.filter(|one| one.policy == policy && one.key.as_ref() == key);
         own.take(max).cloned().collect()
     }
-
-    /// Calls a function with each decision, newest first.
-    pub(crate) fn for_each(&self, visit: impl FnMut(&RecentDecision)) {
-        self.decisions.lock().iter().rev().for_each(visit);
-    }
 }
 
 const MAX_DECISIONS: usize = 8_192;
@@ -95,7 +111,7 @@ mod tests {
     fn record(recent: &Recent, key: &[u8], cost: u64) {
         let charge = Charge::new(PolicyName::DEFAULT, KeyRef::new(key), Limit::per_hour(1));
         let decision = Limiter::memory(Limit::per_hour(1)).check("any");
-        recent.record(Timestamp::from_secs(cost), &charge.cost(cost), decision);
+        recent.record(Timestamp::from_secs(cost), &[charge.cost(cost)], decision, true);
     }
 
     #[test]
@@ -108,9 +124,7 @@ mod tests {
             assert!(!recent.is_open(), "{second}");
             recent.refill();
         }
-        let mut all = 0;
-        recent.for_each(|_| all += 1);
-        assert_eq!(all, MAX_DECISIONS);
+        assert_eq!(recent.decisions.lock().len(), MAX_DECISIONS);
         let odd = recent.of(PolicyName::DEFAULT, KeyRef::new(b"odd"), 3);
         assert_eq!(odd.iter().map(|one| one.cost).collect::<Vec<_>>(), [255, 253, 251]);
         record(&recent, &[b'x'; Recent::MAX_KEY_BYTES + 1], 1);

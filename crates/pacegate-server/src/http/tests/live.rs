@@ -176,7 +176,7 @@ async fn a_block_does_not_fill_a_budget() {
 #[tokio::test]
 async fn the_usage_of_policies_with_overrides_is_that_of_recent_decisions() {
     let pro = Match::any().and("plan", Condition::equal("pro"));
-    let policy = policies().policies()[0].clone().overriding(pro, ["10/minute"]);
+    let policy = policies().policies()[0].clone().overriding(pro, ["10/10s"]);
     let server = Server::with(Settings::new(PolicySet::new([policy]).unwrap()));
     let used = async || {
         server.clock.advance(Duration::from_secs(1));
@@ -186,10 +186,29 @@ async fn the_usage_of_policies_with_overrides_is_that_of_recent_decisions() {
     let bob = r#"{"attributes":{"user":"bob","plan":"pro"},"cost":8}"#;
     assert_eq!(server.check(bob).await.status, 200);
     assert_eq!(used().await, json!(0.8));
+    // The window ends, and the key is still one of the busiest.
+    server.clock.advance(Duration::from_secs(10));
+    assert_eq!(used().await, json!(0.0));
     assert_eq!(server.check(ALICE).await.status, 200);
-    assert_eq!(used().await, json!(0.8));
+    assert_eq!(used().await, json!(1.0 / 3.0));
     server.clock.advance(Duration::from_secs(60));
     assert_eq!(used().await, Value::Null);
+}
+
+#[tokio::test]
+async fn a_policy_with_overrides_that_never_decides_has_its_own_usage() {
+    let pro = Match::any().and("plan", Condition::equal("pro"));
+    let wide = Policy::new("wide", ["1000/hour"])
+        .per(["user"])
+        .overriding(pro, ["100/hour".parse().unwrap(), "50/minute".parse().unwrap()]);
+    let tight = Policy::new("tight", ["5/minute"]).per(["user"]);
+    let server = Server::with(Settings::new(PolicySet::new([wide, tight]).unwrap()));
+    let bob = r#"{"attributes":{"user":"bob","plan":"pro"},"cost":5}"#;
+    let reply = server.check(bob).await;
+    assert_eq!((reply.status, &reply.json()["policy"]), (200, &json!("tight")));
+    let live = server.get("/v1/live").await.json();
+    assert_eq!(of(&live, "tight")["used"], json!(1.0));
+    assert_eq!(of(&live, "wide")["used"], json!(0.1), "5 of 50 in the minute");
 }
 
 #[tokio::test]
