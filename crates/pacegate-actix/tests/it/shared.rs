@@ -14,7 +14,8 @@ use std::{
 
 use actix_web::{App, HttpResponse, dev::Service as _, test::init_service, web};
 use pacegate::{
-    Charge, Limit, Outcomes, PolicySet, Reply, SharedLimiter, Store, StoreError, Update,
+    Charge, Limit, Outcomes, PolicySet, Reply, SettledCharges, SharedLimiter, Store, StoreError,
+    Update,
 };
 use pacegate_actix::{Adjustment, RateLimit, Rules};
 
@@ -75,9 +76,9 @@ impl Store for Away {
         Reply::Ready(Err(StoreError::TimedOut))
     }
 
-    fn settle(&self, _: &[Charge<'_>], _: u128, _: u64) -> Reply<'_, bool> {
+    fn settle(&self, _: &[Charge<'_>], _: u128, _: u64) -> Reply<'_, Option<SettledCharges>> {
         self.settled.fetch_add(1, Relaxed);
-        Reply::Ready(Ok(true))
+        Reply::Ready(Ok(Some(Vec::new())))
     }
 }
 

@@ -104,7 +104,7 @@ fn shop(http: &mut Http, tick: u64) {
             ask(json!({ "path": "/login", "method": "POST", "ip": "203.0.113.9" }));
         }
     }
-    if tick % 60 == 0 {
+    if tick.is_multiple_of(60) {
         ask(json!({ "path": "/exports", "user": format!("user-{}", tick / 60 % 2) }));
     }
     let ip = format!("198.51.100.{}", random.below(12));

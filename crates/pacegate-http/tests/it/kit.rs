@@ -15,7 +15,8 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::{BodyExt, Full};
 use pacegate::{
-    Charge, ManualClock, MemoryStore, Outcomes, Reply, Store, StoreError, Timestamp, Update,
+    Charge, ManualClock, MemoryStore, Outcomes, Reply, SettledCharges, Store, StoreError,
+    Timestamp, Update,
 };
 use tower::{Service, util::ServiceExt};
 
@@ -106,7 +107,12 @@ impl Store for Remote {
         self.answer(|| self.store.reserve(charges, id, ttl))
     }
 
-    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        id: u128,
+        actual: u64,
+    ) -> Reply<'_, Option<SettledCharges>> {
         self.answer(|| self.store.settle(charges, id, actual))
     }
 }

@@ -198,9 +198,8 @@ async fn the_usage_of_policies_with_overrides_is_that_of_recent_decisions() {
 #[tokio::test]
 async fn a_policy_with_overrides_that_never_decides_has_its_own_usage() {
     let pro = Match::any().and("plan", Condition::equal("pro"));
-    let wide = Policy::new("wide", ["1000/hour"])
-        .per(["user"])
-        .overriding(pro, ["100/hour".parse().unwrap(), "50/minute".parse().unwrap()]);
+    let wide =
+        Policy::new("wide", ["1000/hour"]).per(["user"]).overriding(pro, ["100/hour", "50/minute"]);
     let tight = Policy::new("tight", ["5/minute"]).per(["user"]);
     let server = Server::with(Settings::new(PolicySet::new([wide, tight]).unwrap()));
     let bob = r#"{"attributes":{"user":"bob","plan":"pro"},"cost":5}"#;
