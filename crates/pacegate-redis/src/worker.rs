@@ -489,15 +489,17 @@ impl Queue {
         // Requests are in order of arrival. Commands may have waited for another server before.
         let request = self.requests.iter().find_map(|request| request.responder.since());
         let counter = self.counters.iter().find_map(|request| request.responder.since());
+        let settlement = self.settlements.iter().find_map(|request| request.responder.since());
         let command = self.commands.iter_mut().filter_map(Command::since).min();
-        [request, counter, command].into_iter().flatten().min()
+        [request, counter, settlement, command].into_iter().flatten().min()
     }
 
     /// Times out requests past the deadline, and returns their number.
     fn expire(&mut self, deadline: Duration) -> usize {
         let requests = self.requests.iter_mut().map(|request| &mut request.responder);
         let counters = self.counters.iter_mut().map(|request| &mut request.responder);
-        let responders = requests.chain(counters);
+        let settlements = self.settlements.iter_mut().map(|request| &mut request.responder);
+        let responders = requests.chain(counters).chain(settlements);
         let expired: usize =
             responders.map(|responder| usize::from(responder.expire(deadline))).sum();
         let commands = self.commands.iter_mut().map(|command| command.expire(deadline));
@@ -535,4 +537,28 @@ enum Failure {
     /// No reply within the deadline. It may still come.
     #[error("the server is too slow to answer within the deadline")]
     Late,
+}
+
+#[cfg(test)]
+mod tests {
+    use pacegate::{Charge, Limit};
+
+    use super::*;
+    use crate::{cell::CellCharges, responder::Responder};
+
+    /// Otherwise their callers would wait for as long as the round trips before them take.
+    #[test]
+    fn queued_settlements_time_out() {
+        let names = Names::new("", b"");
+        let charge = Charge::new("api".parse().unwrap(), "key", Limit::per_minute(9));
+        let charges: CellCharges = [names.cell_charge(&charge).unwrap()].into_iter().collect();
+        let key = names.reservation(1, &charges);
+        let (responder, mut reply) = Responder::new();
+        let settlements = vec![Settlement { key, charges, actual: 1, responder }];
+        let mut queue = Queue { settlements, ..Queue::default() };
+        assert!(queue.since().is_some());
+        assert_eq!(queue.expire(Duration::ZERO), 1);
+        assert_eq!(reply.try_recv().unwrap().unwrap_err(), StoreError::TimedOut);
+        assert!(queue.since().is_none());
+    }
 }
