@@ -1,7 +1,10 @@
-//! Limits that are chosen per call, several limits, policies, and the cost of a limiter without keys: each
-//! compared with a plain check of one limit.
+//! Limits that are chosen per call, several limits, policies, reservations, and the cost of a limiter without keys:
+//! each compared with a plain check of one limit.
 
-use std::{hint::black_box, time::Instant};
+use std::{
+    hint::black_box,
+    time::{Duration, Instant},
+};
 
 use pacegate::{Charge, Limit, Limiter, Policy, PolicyName, PolicySet, Request, policy::Condition};
 
@@ -18,6 +21,8 @@ use crate::{
 const MAX_CHECK_WITH: f64 = 2.0;
 const MAX_THREE_LIMITS: f64 = 3.5;
 const MAX_CHECK_REQUEST: f64 = 4.0;
+/// Target of issue 18: `reserve` and `settle`, relative to a plain check.
+const MAX_RESERVATION: f64 = 2.5;
 /// Target of issue 19: the heap bytes of a limiter without keys.
 const MAX_EMPTY_BYTES: f64 = 1_024.0;
 
@@ -118,6 +123,39 @@ pub fn policies(rounds: usize) -> Vec<Row> {
         rows.extend(compare(&case, &candidates, &keys, threads, rounds));
     }
     rows
+}
+
+/// Measures `reserve` followed by `settle`: the time is that of one call, the mean of both.
+pub fn reservations(rounds: usize) -> Vec<Row> {
+    let plain = Limiter::memory(limit(PLENTY, HOUR));
+    let bucket = limit(PLENTY, HOUR).with_algorithm(pacegate::Algorithm::TokenBucket);
+    let bucket = Limiter::memory(bucket.expect("valid limit"));
+    let mut rows = Vec::new();
+    for (name, keys) in [("hot key", Keys::One), ("10k uniform", Keys::Uniform(10_000))] {
+        for threads in [1, 2] {
+            let case = format!("reservations, {name} {threads}t");
+            eprintln!("{case}, {rounds} rounds");
+            let candidates = [
+                each("check", None, |key| plain.check(key).is_allowed()),
+                reserving("reserve or settle", &plain),
+                reserving("reserve or settle, token-bucket", &bucket),
+            ];
+            rows.extend(compare(&case, &candidates, &keys, threads, rounds));
+        }
+    }
+    rows
+}
+
+/// Reserves and settles for every second key, so that there is one call per key.
+fn reserving<'a>(name: &str, limiter: &'a Limiter) -> Candidate<'a> {
+    let check = move |keys: &[String]| {
+        for key in keys.iter().step_by(2) {
+            let reserved = limiter.reserve(key, 2, Duration::from_secs(60)).expect("room");
+            let reservation = reserved.into_result().expect("plenty of units");
+            black_box(reservation.settle(1));
+        }
+    };
+    Candidate { bar: Some(MAX_RESERVATION), ..Candidate::new(name, check) }
 }
 
 /// Measures a limiter without keys: heap bytes, and nanoseconds to create and drop it.

@@ -63,13 +63,14 @@ fn main() -> std::io::Result<()> {
 }
 
 /// The cases of the engine by name, each as a function of the number of rounds.
-const ENGINE: [(&str, fn(usize) -> Vec<Row>); 8] = [
+const ENGINE: [(&str, fn(usize) -> Vec<Row>); 9] = [
     ("over-admitted", |_| speed::over_admitted()),
     ("hot key", |rounds| speed::checks("hot key", &Keys::One, rounds)),
     ("10k uniform", |rounds| speed::checks("10k uniform", &Keys::Uniform(10_000), rounds)),
     ("1M zipf", |rounds| speed::checks("1M zipf", &Keys::Zipf(Zipf::new(1_000_000)), rounds)),
     ("limits", limits::limits),
     ("policies", limits::policies),
+    ("reservations", limits::reservations),
     ("empty limiter", limits::empty_limiter),
     ("memory", |_| memory::bytes_per_key()),
 ];

@@ -13,7 +13,7 @@ use pacegate_testkit::servers::{Flavor, Server};
 
 use self::{
     load::{Asked, Slice, slice},
-    subjects::{NAMES, Subject, make},
+    subjects::{NAMES, Subject, make, reserving},
 };
 use crate::{report::Row, row, traffic::Keys};
 
@@ -22,6 +22,8 @@ const STRETCH: Duration = Duration::from_millis(250);
 /// Number of concurrent tasks.
 const TASKS: usize = 512;
 const PLENTY: u32 = 1_000_000_000;
+/// Target of issue 18: the server's CPU time of `reserve` and `settle`, relative to a check.
+const MAX_RESERVATION: f64 = 1.8;
 
 struct Case {
     name: &'static str,
@@ -48,6 +50,9 @@ pub fn rows(rounds: usize, only: &str) -> Vec<Row> {
             for threads in [1, 2] {
                 rows.extend(runtime(threads).block_on(measure(&server, case, threads, rounds)));
             }
+        }
+        if "reservations".contains(only) {
+            rows.extend(runtime(1).block_on(reservations(&server, rounds)));
         }
     }
     rows
@@ -83,6 +88,40 @@ async fn measure(server: &Server, case: &Case, threads: usize, rounds: usize) ->
         }
     }
     report(&name, &slices)
+}
+
+/// Compares the server's CPU time of a reservation and its settlement with that of a check. Both are one call each.
+async fn reservations(server: &Server, rounds: usize) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (text, keys) in [
+        ("fixed-window", Keys::One),
+        ("fixed-window", Keys::Uniform(10_000)),
+        ("token-bucket", Keys::Uniform(10_000)),
+    ] {
+        let name = format!("{} reservations, {text}, {} keys", server.flavor(), keys.count());
+        eprintln!("{name}, {TASKS} tasks, {rounds} rounds");
+        let keys = Arc::new(Asked::new(keys));
+        let limit = format!("{PLENTY}/hour {text}").parse().expect("valid limit");
+        let subjects = reserving(server, limit).await;
+        let mut cpu = [Vec::new(), Vec::new()];
+        for round in 0..=rounds {
+            for turn in 0..2 {
+                let which = (round + turn) % 2;
+                let taken = slice(&subjects[which], server, &keys, (TASKS, STRETCH)).await;
+                if round > 0 {
+                    cpu[which].push(taken.cpu / (1 + which) as f64);
+                }
+            }
+        }
+        let [checks, calls] = cpu;
+        let ratios = calls.iter().zip(&checks).map(|(call, check)| call / check).collect();
+        let metric = "server CPU, relative to a check";
+        rows.push(row(&name, "check", "server CPU us per call", checks));
+        rows.push(row(&name, "reserve or settle", "server CPU us per call", calls));
+        let bar = Some(MAX_RESERVATION);
+        rows.push(Row { bar, ..row(&name, "reserve or settle", metric, ratios) });
+    }
+    rows
 }
 
 fn report(case: &str, slices: &[Vec<Slice>]) -> Vec<Row> {

@@ -14,6 +14,8 @@ pub const NAMES: [&str; 3] = ["pacegate", "(a) script per request", "(b) INCR + 
 #[derive(Clone)]
 pub enum Subject {
     Pacegate(SharedLimiter),
+    /// Each decision is a reservation and its settlement.
+    Reserving(SharedLimiter),
     Script(MultiplexedConnection, Arc<Script>, u32),
     Commands(MultiplexedConnection, u32),
 }
@@ -53,6 +55,16 @@ pub async fn make(name: &str, server: &Server, limit: u32, lease: u8) -> Subject
     }
 }
 
+/// Creates a subject that checks, and one that reserves and settles, on the same limit.
+pub async fn reserving(server: &Server, limit: Limit) -> [Subject; 2] {
+    let builder = RedisStore::builder(&server.url()).expect("valid address");
+    let builder = builder.deadline(Duration::from_secs(10));
+    let store = builder.connect().await.expect("connect to the server");
+    let policy = Policy::new(PolicyName::DEFAULT, [limit]).per([Request::KEY]);
+    let limiter = SharedLimiter::new(store, PolicySet::new([policy]).expect("valid policy"));
+    [Subject::Pacegate(limiter.clone()), Subject::Reserving(limiter)]
+}
+
 async fn connect(server: &Server) -> MultiplexedConnection {
     let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
     let info = server.url().into_connection_info().expect("valid address").set_tcp_settings(tcp);
@@ -69,6 +81,12 @@ impl Subject {
     pub async fn check(&self, key: &str) -> bool {
         match self {
             Self::Pacegate(limiter) => limiter.check(key).await.expect("a decision").is_allowed(),
+            Self::Reserving(limiter) => {
+                let reserved = limiter.reserve(key, 2, Duration::from_secs(60)).await;
+                let reservation =
+                    reserved.expect("a decision").into_result().expect("plenty of units");
+                reservation.settle(1).await.expect("an answer")
+            }
             Self::Script(connection, script, limit) => {
                 let mut connection = connection.clone();
                 let (allowed, _, _): (bool, u32, u32) = script
