@@ -18,7 +18,7 @@
 /// ```
 pub const ACL_RULES: &str = "-@all +ping +info +select +time +eval +evalsha +cluster|slots +asking \
     +get +mget +set +exists +del +unlink +pexpire \
-    +lindex +llen +lset +ltrim +rpush +rpop \
+    +lindex +llen +lpush +lrange +lset +ltrim +rpush +rpop \
     +zadd +zcard +zcount +zrange +zrangebyscore +zrem +zremrangebyscore +zscore";
 
 /// Additional rules for a store with the [layout](crate::Layout) of another limiter. The key pattern is then that of
@@ -64,6 +64,7 @@ mod tests {
             include_str!("script/common.lua"),
             include_str!("script/charge_simple.lua"),
             include_str!("script/log_entries.lua"),
+            include_str!("script/returns.lua"),
             include_str!("script/charge_batch.lua"),
             include_str!("script/settle.lua"),
             include_str!("script/update.lua"),

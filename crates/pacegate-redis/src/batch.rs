@@ -207,19 +207,18 @@ impl Batch {
 
     /// Adds the keys and the program to a script call.
     pub(crate) fn command(&self, mut command: Cmd, names: &Names, program: Program) -> Cmd {
-        let reservations: Vec<_> =
-            self.runs.iter().filter_map(|run| self.reservation(run)).collect();
-        let others = usize::from(self.once().is_some()) + reservations.len();
-        command.arg(self.cells.len() + others);
+        let mut others = Vec::from_iter(self.once().map(|once| names.key(once)));
+        for run in &self.runs {
+            if let Some(reservation) = self.reservation(run) {
+                others.push(names.key(reservation.key));
+                others.extend(names.returns(self.charges(run)));
+            }
+        }
+        command.arg(self.cells.len() + others.len());
         for &place in &program.order {
             command.arg(names.key(self.cells[place as usize].id));
         }
-        if let Some(once) = self.once() {
-            command.arg(names.key(once));
-        }
-        for reservation in reservations {
-            command.arg(names.key(reservation.key));
-        }
+        command.arg(others);
         command.arg(program.bytes);
         command
     }

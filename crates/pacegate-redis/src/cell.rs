@@ -205,6 +205,16 @@ impl Names {
         let tag = charges.first().map_or(0, |charge| charge.cell.tag);
         CellId { tag, digest: halves(first_half(&hasher.finalize())) }
     }
+
+    /// Returns the names of the keys that count the tokens returned to each bucket among these charges.
+    pub(crate) fn returns<'a>(
+        &'a self,
+        charges: &'a [CellCharge],
+    ) -> impl Iterator<Item = Vec<u8>> + 'a {
+        let buckets =
+            charges.iter().filter(|charge| charge.limit.algorithm() == Algorithm::TokenBucket);
+        buckets.map(|charge| [self.key(charge.cell), b"r".to_vec()].concat())
+    }
 }
 
 impl Names {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::{StoreError, Timestamp};
+use pacegate::{Algorithm, StoreError, Timestamp};
 use redis::{Cmd, ServerError, Value};
 use tokio::time::Instant;
 
@@ -177,7 +177,9 @@ impl Command {
                 };
                 batch.command(self.call(script), names, program)
             }
-            Payload::Update(UpdateCommand { charge, action: Action::Reset, .. }) => {
+            Payload::Update(UpdateCommand { charge, action: Action::Reset, .. })
+                if charge.limit.algorithm() != Algorithm::TokenBucket =>
+            {
                 redis::cmd("UNLINK").arg(names.key(charge.cell)).take()
             }
             Payload::Update(UpdateCommand {
@@ -192,8 +194,10 @@ impl Command {
                 call.arg(*at).arg(*ends).arg(lives).take()
             }
             Payload::Update(UpdateCommand { charge, action, .. }) => {
+                let mut keys = vec![names.key(charge.cell)];
+                keys.extend(names.returns(std::slice::from_ref(charge)));
                 let program = encode_update(charge, *action, params);
-                self.call(&scripts.update).arg(1).arg(names.key(charge.cell)).arg(program).take()
+                self.call(&scripts.update).arg(keys.len()).arg(keys).arg(program).take()
             }
             Payload::Settlements(settlements) => {
                 let program = encode_settlements(settlements, params);

@@ -218,8 +218,8 @@ impl Replay {
         free.min().map_or(run.times, |free| free.clamp(1, run.times))
     }
 
-    /// Charges a cell up to `times` times. Returns how often it fitted, and the outcome of these charges, or if there are
-    /// none, of the first. Several charges are one step, since a lease may draw millions of units.
+    /// Charges a cell up to `times` times. Returns how often it fitted, and the outcome of these charges, or if there
+    /// are none, of the first. Several charges are one step, since a lease may draw millions of units.
     fn charge_times(
         &mut self,
         cell: usize,
@@ -274,7 +274,7 @@ impl Replay {
             Content::State(state) => Some(state),
             Content::Log { .. } | Content::Foreign => None,
         };
-        Ok(Answer { outcomes, granted, now: self.now, state, blocks: None })
+        Ok(Answer { outcomes, granted, now: self.now, state, ..Answer::default() })
     }
 
     fn is_foreign(&self, run: &Run) -> bool {

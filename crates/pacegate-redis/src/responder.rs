@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pacegate::{
-    StoreError,
+    SettledCharges, StoreError,
     algorithm::{Outcome, State},
 };
 use tokio::{sync::oneshot, time::Instant};
@@ -21,6 +21,8 @@ pub(crate) struct Answer {
     pub(crate) now: u64,
     /// The state of the cell after the charge, if the request has only one.
     pub(crate) state: Option<State>,
+    /// For a settlement of an open reservation.
+    pub(crate) settled: Option<Box<SettledCharges>>,
     /// For a call about blocks.
     pub(crate) blocks: Option<Box<BlocksReply>>,
 }

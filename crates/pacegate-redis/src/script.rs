@@ -49,14 +49,20 @@ impl Scripts {
     fn new(header: &str, header_full: &str) -> Self {
         Self {
             charge_simple: Source::new(header, script!("charge_simple.lua")),
-            charge_batch: Source::new(header, script!("log_entries.lua", "charge_batch.lua")),
+            charge_batch: Source::new(
+                header,
+                script!("log_entries.lua", "returns.lua", "charge_batch.lua"),
+            ),
             charge_batch_full: Source::new(
                 header_full,
-                script!("log_entries.lua", "charge_batch.lua"),
+                script!("log_entries.lua", "returns.lua", "charge_batch.lua"),
             ),
             // They create few keys, and a release may free the memory that is missing.
-            update: Source::new(header_full, script!("update.lua")),
-            settle: Source::new(header_full, script!("log_entries.lua", "settle.lua")),
+            update: Source::new(header_full, script!("returns.lua", "update.lua")),
+            settle: Source::new(
+                header_full,
+                script!("log_entries.lua", "returns.lua", "settle.lua"),
+            ),
             claim: Source::new(header, include_str!("script/claim.lua")),
             blocks: Source::new(header, script!("blocks.lua")),
             window: Source::new(header, script!("window.lua")),

@@ -15,8 +15,8 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use futures_util::stream::{self, StreamExt};
 use pacegate::{
-    Charge, ChargeBuf, Claim, Excess, Limit, Outcomes, PolicyName, Reply, Store, StoreError, Task,
-    Update, algorithm::Outcome,
+    Charge, ChargeBuf, Claim, Excess, Limit, Outcomes, PolicyName, Reply, SettledCharges, Store,
+    StoreError, Task, Update, algorithm::Outcome,
 };
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -156,7 +156,12 @@ impl Store for RedisStore {
         self.inner.reserve(charges, id, ttl)
     }
 
-    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        id: u128,
+        actual: u64,
+    ) -> Reply<'_, Option<SettledCharges>> {
         self.inner.settle(charges, id, actual)
     }
 
@@ -444,10 +449,10 @@ impl Inner {
     }
 
     /// Runs an update as a task, once the store is connected.
-    async fn run_when_open(
+    async fn run_when_open<T: Send + 'static>(
         &self,
-        update: impl Future<Output = Result<bool, StoreError>> + Send + 'static,
-    ) -> Result<bool, StoreError> {
+        update: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
         self.opened().await;
         self.runtime().spawn(update).await.unwrap_or_else(|_| Err(gone()))
     }

@@ -122,10 +122,11 @@ fn excess_word(charge: &CellCharge) -> u64 {
 /// Encodes the argument of `update.lua`.
 pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptParams) -> Vec<u8> {
     let (action, charged_at) = match action {
-        Action::Refund | Action::Reset | Action::Claim { .. } => (0, 0),
+        Action::Refund | Action::Claim { .. } => (0, 0),
         Action::Return { charged_at } => (0, charged_at),
         Action::Release => (1, 0),
         Action::Renew => (2, 0),
+        Action::Reset => (3, 0),
     };
     let mut words = Words::with_capacity(11);
     words.push([params.now, params.slack, action, charge.cost, charged_at]);

@@ -7,6 +7,10 @@ use crate::{History, Model, Op, model::Answer};
 /// A threshold that a charge of a history reaches, and the instant of the charge.
 pub type Crossing = (Timestamp, Threshold);
 
+/// The shortest and the longest time of a reservation, in microseconds.
+const MIN_TTL: u64 = 1_000;
+const MAX_TTL: u64 = 7 * 24 * 3_600_000_000;
+
 /// The crossings of a key so far, for [`History::crossings`].
 struct Crossings<'a> {
     thresholds: &'a [Threshold],
@@ -18,17 +22,35 @@ struct Crossings<'a> {
 
 impl History {
     /// Returns the thresholds that charges of the history reach, by the model: each once per fixed window, or once per
-    /// period in other algorithms. Reservations are left out. `is_shared`: other processes may have charged the key, so
-    /// the first charge that finds a fixed window at or above a threshold reports it.
+    /// period in other algorithms. Reservations have the estimates and times of limiters, which bound them. `is_shared`:
+    /// other processes may have charged the key, so the first charge that finds a fixed window at or above a threshold
+    /// reports it.
     pub fn crossings(&self, thresholds: &[Threshold], is_shared: bool) -> Vec<Crossing> {
         let (mut model, mut now) = (Model::new(self.limit), self.start.as_micros());
         let mut crossings =
             Crossings { thresholds, is_shared, last: HashMap::new(), found: Vec::new() };
+        let mut reservations = Vec::new();
         for op in &self.ops {
             let before = model.charge(now, 0, 0).remaining;
             match *op {
                 Op::Pass(micros) => now += micros,
-                Op::Reserve(..) | Op::Settle(..) => {}
+                Op::Reserve(estimate, ttl) => {
+                    let estimate = estimate.min(model.limit().capacity()).max(1);
+                    let (answer, reserved) = model.reserve(now, estimate);
+                    crossings.add(model.limit(), now, estimate, (before, answer), false);
+                    let expires = now + ttl.clamp(MIN_TTL, MAX_TTL);
+                    reservations.push(reserved.map(|reserved| (reserved, expires)));
+                }
+                Op::Settle(number, actual) => {
+                    let reserved = reservations.get_mut(number as usize).and_then(Option::take);
+                    let open = reserved.filter(|(_, expires)| now < *expires);
+                    let max_debt = model.limit().capacity();
+                    let settled = open
+                        .and_then(|(reserved, _)| model.settle(now, &reserved, actual, max_debt));
+                    if let Some((units, answer)) = settled {
+                        crossings.add(model.limit(), now, units, (before, answer), true);
+                    }
+                }
                 Op::Charge(cost, permit) => {
                     let cost = cost.min(model.limit().capacity());
                     let answer = model.charge(now, cost, permit);

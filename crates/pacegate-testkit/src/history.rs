@@ -73,9 +73,11 @@ impl History {
         let length = random.between(20, 60);
         let mut now = start;
         let (mut held, mut reserved) = (1, 0);
+        // In some histories, many reservations are open at the same time.
+        let one_in = random.pick(&[6, 6, 2]);
         let ops = (0..length)
             .map(|_| {
-                let op = match random.below(6) {
+                let op = match random.below(one_in) {
                     0 if limit.algorithm() != Algorithm::Concurrency => {
                         random_reservation(random, &limit, &mut reserved)
                     }
@@ -197,7 +199,7 @@ fn random_reservation(random: &mut Random, limit: &Limit, reserved: &mut u64) ->
         // Mostly a recent one.
         let recent = reserved.saturating_sub(3);
         let from = if random.one_in(4) { 0 } else { recent };
-        let actual = random.pick(&[0, cost, cost, cost + limit.capacity()]);
+        let actual = random.pick(&[0, 0, cost, cost, cost + limit.capacity()]);
         return Op::Settle(random.between(from, *reserved - 1), actual);
     }
     *reserved += 1;

@@ -13,6 +13,9 @@ pub struct Model {
     entries: Vec<Entry>,
     /// Of a bucket whose first entries were [forgotten](Self::forget): an instant, and the missing tokens × period then.
     base: Option<(u64, i128)>,
+    /// Of a bucket: the tokens that settlements have returned, and those that refunds and resets have.
+    settled: i128,
+    refunded: i128,
 }
 
 /// The model's result of a charge; times in microseconds.
@@ -37,6 +40,9 @@ pub struct ReservedUnits {
     units: u64,
     /// Of a bucket: the missing tokens × period just after the charge.
     missing: i128,
+    /// Of a bucket: the tokens that were returned before the charge.
+    settled: i128,
+    refunded: i128,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +62,7 @@ struct Entry {
 impl Model {
     /// Creates the model of an unused key.
     pub fn new(limit: Limit) -> Self {
-        Self { limit, entries: Vec::new(), base: None }
+        Self { limit, entries: Vec::new(), base: None, settled: 0, refunded: 0 }
     }
 
     /// Returns the current limit.
@@ -149,16 +155,23 @@ impl Model {
         let answer = self.charge(now, estimate, 0);
         let is_bucket = self.limit.algorithm() == Algorithm::TokenBucket;
         let missing = if is_bucket { self.tokens_used(now) } else { 0 };
-        let reserved = ReservedUnits { at: now, units: estimate, missing };
+        let (settled, refunded) = (self.settled, self.refunded);
+        let reserved = ReservedUnits { at: now, units: estimate, missing, settled, refunded };
         (answer, answer.admitted.then_some(reserved))
     }
 
     /// Settles an open reservation: returns units to where they were charged, if they still count there, or records
-    /// those beyond the estimate as debt.
-    pub fn settle(&mut self, now: u64, reserved: &ReservedUnits, actual: u64, max_debt: u64) {
+    /// those beyond the estimate as debt. Returns the number of the latter and the result of that charge.
+    pub fn settle(
+        &mut self,
+        now: u64,
+        reserved: &ReservedUnits,
+        actual: u64,
+        max_debt: u64,
+    ) -> Option<(u64, Answer)> {
         if actual > reserved.units {
-            self.record(now, actual - reserved.units, Excess::Debt { max: max_debt });
-            return;
+            let beyond = actual - reserved.units;
+            return Some((beyond, self.record(now, beyond, Excess::Debt { max: max_debt })));
         }
         let units = i128::from(reserved.units - actual);
         let period = micros(self.limit.period());
@@ -167,14 +180,25 @@ impl Model {
             _ if units == 0 => {}
             Algorithm::FixedWindow if charged == window => self.push(now, -units, 0),
             Algorithm::FixedWindow => {}
-            // Tokens are refilled in the order in which they were taken.
             Algorithm::TokenBucket => {
-                let missing = drained(reserved.missing, &self.limit, now - reserved.at);
-                self.push(now, -units.min(missing / i128::from(period)), 0);
+                let owed = units.min(self.owed_tokens(now, reserved));
+                self.settled += owed;
+                self.push(now, -owed, 0);
             }
             Algorithm::SlidingWindow => self.take_back(units, |at| at / period == charged),
             _ => self.take_back(units, |at| at == reserved.at),
         }
+        None
+    }
+
+    /// Returns the tokens of a reservation that are certainly missing. Only refilled and refunded tokens are gone. And
+    /// tokens are refilled in the order in which they were taken, where those that others returned may have been ahead.
+    fn owed_tokens(&self, now: u64, reserved: &ReservedUnits) -> i128 {
+        let period = i128::from(micros(self.limit.period()));
+        let refunded = self.refunded - reserved.refunded;
+        let left = |debt| drained(debt, &self.limit, now - reserved.at) / period - refunded;
+        let in_order = left(reserved.missing) - (self.settled - reserved.settled);
+        in_order.max(left(i128::from(reserved.units) * period)).max(0)
     }
 
     /// Removes up to `units` of the entries that were charged at these instants, the newest first.
@@ -212,6 +236,7 @@ impl Model {
     /// Refunds up to `cost` of the units that still count, newest first. Permits are not refunded but
     /// [released](Self::release).
     pub fn refund(&mut self, now: u64, cost: u64) {
+        self.refunded += i128::from(cost);
         if matches!(self.limit.algorithm(), Algorithm::TokenBucket | Algorithm::FixedWindow) {
             return self.push(now, -i128::from(cost), 0);
         }
@@ -219,8 +244,11 @@ impl Model {
         self.take_back(i128::from(cost), |at| at >= from);
     }
 
-    /// Resets the key.
+    /// Resets the key. A bucket gets back all that is missing, and nothing of it again later.
     pub fn reset(&mut self) {
+        let period = i128::from(micros(self.limit.period()));
+        self.refunded += self.base.map_or(0, |(_, missing)| missing / period + 1);
+        self.refunded += self.entries.iter().map(|entry| entry.units.max(0)).sum::<i128>();
         self.entries.clear();
         self.base = None;
     }

@@ -37,5 +37,5 @@ pub use request::{Request, RequestIdError};
 pub use stats::{PolicyStats, Stats, TopKey};
 pub use store::{
     Charge, ChargeBuf, Claim, Counter, MemoryStore, MemoryUsage, Outcomes, PendingReply, Reply,
-    ShareUsage, Store, StoreError, Task, Update,
+    SettledCharge, SettledCharges, ShareUsage, Store, StoreError, Task, Update,
 };

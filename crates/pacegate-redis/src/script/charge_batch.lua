@@ -1,8 +1,8 @@
 -- Decides a batch of requests in one step. replay.rs computes every answer from the reply, so the script only computes
 -- the free units, takes those that fit, and writes.
 --
--- KEYS     one for each cell, strings before logs; then, if `once` is set, one that stores the reply; otherwise one for
---          each reservation.
+-- KEYS     one for each cell, strings before logs; then, if `once` is set, one that stores the reply; otherwise, for
+--          each reservation, one that shows that it is open, and the count of returned tokens of each of its buckets.
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
 
 local program = ARGV[1]
@@ -178,8 +178,22 @@ local function charge(index, cost, permit, enforced, excess)
   return enforced == 0 and cell.taken ~= BROKEN
 end
 
--- Reservations that are open: key, value, and microseconds until they expire.
+-- Reservations that are open: key, value, microseconds until they expire, and the counts of returned tokens to write.
 local reserved, next_key = {}, size
+
+-- Returns the tokens that settlements returned to a bucket so far, and those that refunds did. Adds the count to
+-- `counts` if it has to be written: it lives at least until the tokens that are missing now are refilled, because until
+-- then the reservation may return some.
+local function returned_before(key, cell, counts)
+  local since, settled, refunded, needed = read_returns(key)
+  local life = (cell.a + cell.taken + 1) * (cell.period / cell.amount)
+  local ends = math.min(now + math.ceil(life), 2 ^ 53)
+  if not since or needed < ends then
+    local value = pack('<I8I8I8I8', since or now, settled or 0, refunded or 0, ends)
+    counts[#counts + 1] = { key, value, ends - now }
+  end
+  return settled or 0, refunded or 0
+end
 
 for _ = 1, runs do
   local times, charges, ttl, index, cost, permit, enforced, excess
@@ -199,9 +213,11 @@ for _ = 1, runs do
     end
     if fit < times then deny(index, cost) end
   else
-    -- Charges are taken in turn, so that later ones see the earlier. All are returned if one does not fit, or if this is
-    -- a peek (times = 0). Then those whose excess is recorded are taken again.
-    local fits, broken, old, again, units = times > 0, false, {}, {}, {}
+    -- Charges are taken in turn, so that later ones see the earlier. All are returned if one does not fit, or if this
+    -- is a peek (times = 0). Then those whose excess is recorded are taken again.
+    local fits, broken, old, again, units, counts = times > 0, false, {}, {}, {}, {}
+    if ttl > 0 then next_key = next_key + 1 end
+    local reservation_key = KEYS[next_key]
     if times > 1 then
       -- As often as all enforced cells fit, at least once.
       local next = place
@@ -221,13 +237,18 @@ for _ = 1, runs do
       if not passes then fits = false end
       broken = broken or cell.taken == BROKEN
       if ttl > 0 then
-        units[#units + 1] = pack('<I8I8I8', is_taken and cost + 1 or 0, cell.a + cell.taken, cell.b)
+        local settled, refunded = 0, 0
+        if cell.kind == TOKEN_BUCKET then
+          next_key = next_key + 1
+          if is_taken and cost > 0 then settled, refunded = returned_before(KEYS[next_key], cell, counts) end
+        end
+        local a = cell.a + cell.taken + settled + refunded
+        units[#units + 1] = pack('<I8I8I8I8', is_taken and cost + 1 or 0, a, cell.b, refunded)
       end
     end
-    if ttl > 0 then
-      next_key = next_key + 1
+    if ttl > 0 and fits then
       local value = pack('<I8I8', now, now + ttl) .. table.concat(units)
-      if fits then reserved[#reserved + 1] = { KEYS[next_key], value, ttl } end
+      reserved[#reserved + 1] = { reservation_key, value, ttl, counts }
     end
     if not fits then
       for step = #old, 1, -1 do
@@ -289,6 +310,9 @@ end
 
 for _, reservation in ipairs(reserved) do
   call('SET', reservation[1], reservation[2], 'PX', math.ceil(reservation[3] / 1000) + slack)
+  for _, count in ipairs(reservation[4]) do
+    call('SET', count[1], count[2], 'PX', math.ceil(count[3] / 1000) + slack)
+  end
 end
 
 local reply = { pack('<I8', now) }

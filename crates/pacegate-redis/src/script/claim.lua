@@ -1,4 +1,4 @@
--- Claims an event for one process. KEYS[1]: the claim. ARGV: the owner, the instant of the event and the end of the
+-- Claims an event for one report. KEYS[1]: the claim. ARGV: the owner, the instant of the event and the end of the
 -- claim in microseconds, and the time to live of the key in milliseconds. Returns 1 if the owner has the claim, else 0.
 local known = redis.call('GET', KEYS[1])
 if known then

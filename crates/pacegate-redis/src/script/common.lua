@@ -22,8 +22,8 @@ local function set_now(given)
   end
 end
 
--- Returns quotient and remainder of x * y / z. If the product is too large for a double, y is split into digits so small
--- that no intermediate result reaches 2^53.
+-- Returns quotient and remainder of x * y / z. If the product is too large for a double, y is split into digits so
+-- small that no intermediate result reaches 2^53.
 local function muldiv(x, y, z)
   local product = x * y
   if product < 2 ^ 53 then
@@ -46,9 +46,9 @@ local function muldiv(x, y, z)
   return whole * y + quotient, rest
 end
 
--- A state is an instant `at` and two numbers. Fixed windows: the count, and 1 if units beyond the amount are debt, which
--- later windows pay. Sliding windows: the counts of the current and the previous window. Buckets: the used tokens and
--- the fraction of a token, in units of one token / microseconds of the period.
+-- A state is an instant `at` and two numbers. Fixed windows: the count, and 1 if units beyond the amount are debt,
+-- which later windows pay. Sliding windows: the counts of the current and the previous window. Buckets: the used tokens
+-- and the fraction of a token, in units of one token / microseconds of the period.
 
 -- Moves a state to now. The fourth result is true if the clock stepped back: usage then counts as of now, and the state
 -- has to be written.
@@ -74,8 +74,8 @@ local function move(kind, amount, period, at, a, b)
   return now, a, b
 end
 
--- Reads the current window of a calendar period, which the client computed from its estimate of the time. It is wrong if
--- it does not contain now: then the script changes nothing and returns now, and the client sends another window.
+-- Reads the current window of a calendar period, which the client computed from its estimate of the time. It is wrong
+-- if it does not contain now: then the script changes nothing and returns now, and the client sends another window.
 local function read_window(program, place)
   local start, stop, number
   start, stop, number, place = unpack('<I8I8I8', program, place)
@@ -104,8 +104,8 @@ local function free_units(kind, amount, capacity, period, at, a, b)
 end
 
 -- Records units that do not fit into the free ones: `excess` is 1 + 2 * the maximum beyond the capacity, + 1 for debt.
--- Returns the units recorded, the new state, and the units that a fixed window forgets: debt does not include excess that
--- was only counted, or that is from a higher limit. While there is debt, none is counted.
+-- Returns the units recorded, the new state, and the units that a fixed window forgets: debt does not include excess
+-- that was only counted, or that is from a higher limit. While there is debt, none is counted.
 local function record(kind, excess, free, units, a, b)
   local is_debt, over = excess % 2 == 0, 0
   if kind == FIXED_WINDOW and not (b > 0 and free < 0) then

@@ -2,11 +2,11 @@
 --
 -- KEYS[1]  the log: a member for each unit, by its time in ticks.
 -- ARGV[1]  packed by counter_batch.rs: the given time, microseconds of a tick, ticks of a period, the operation, the
---          amount, the cost and its repetitions, the lifetime of the key in milliseconds, whether keys may be created, and
---          whether a denied request restarts the lifetime.
+--          amount, the cost and its repetitions, the lifetime of the key in milliseconds, whether keys may be created,
+--          and whether a denied request restarts the lifetime.
 -- ARGV[2]  the prefix of new members.
--- Returns  the time, the units free before, the number of repetitions taken, the time at which another one fits (0 if it
---          does now), and the time at which the log is empty.
+-- Returns  the time, the units free before, the number of repetitions taken, the time at which another one fits (0 if
+--          it does now), and the time at which the log is empty.
 
 local CHARGE, REFUND = 0, 1
 local MAX_INTEGER, CHUNK = 2 ^ 53, 1000

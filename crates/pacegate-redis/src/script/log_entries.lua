@@ -1,6 +1,6 @@
 
--- A sliding log is a list of entries (instant, units, total units up to this one). The units between two entries are one
--- subtraction.
+-- A sliding log is a list of entries (instant, units, total units up to this one). The units between two entries are
+-- one subtraction.
 local function entry(key, index)
   return unpack('<I8I8I8', call('LINDEX', key, index))
 end

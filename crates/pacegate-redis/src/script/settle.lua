@@ -1,32 +1,71 @@
 -- Settles reservations: returns units that were not used to where they were charged, or records those beyond the
 -- estimate as debt.
 --
--- KEYS     for each reservation: the key that shows that it is open, then those of its cells.
+-- KEYS     for each reservation: the key that shows that it is open, those of its cells, and the count of returned
+--          tokens of each of its buckets.
 -- ARGV[1]  the program, packed: wire.rs writes it.
--- Returns  for each reservation 1 if it was open, else 0; now, packed, if the window of a calendar period is wrong.
+-- Returns  now, and for each reservation: 1 if it was open, else 0; then for each of its cells the reserved units plus
+--          1, 0 if it is not part of the reservation, and the units that were free before those beyond the reserved
+--          ones were charged. Only now, packed, if the window of a calendar period is wrong.
 
 local program = ARGV[1]
 local given, slack, count, place = unpack('<I8I8I8', program)
 set_now(given)
 
--- Returns units to the entry of a log that was written at `charged`. The totals of later entries change too.
+-- Returns the entries `from` to `to` of a log with `more` added to their totals.
+local function changed_totals(key, from, to, more)
+  local entries = call('LRANGE', key, from, to)
+  for index, value in ipairs(entries) do
+    local instant, units, ever = unpack('<I8I8I8', value)
+    entries[index] = pack('<I8I8I8', instant, units, ever + more)
+  end
+  return entries
+end
+
+-- Adds entries to the end of a log, or to its start, in portions that fit on the stack of Lua.
+local function push(key, entries, is_start)
+  for from = 1, #entries, 1000 do
+    local to = math.min(from + 999, #entries)
+    if is_start then
+      call('LPUSH', key, spread(entries, from, to))
+    else
+      call('RPUSH', key, spread(entries, from, to))
+    end
+  end
+end
+
+local function reverse(entries)
+  local reversed, size = {}, #entries
+  for index = 1, size do reversed[index] = entries[size + 1 - index] end
+  return reversed
+end
+
+-- Returns units to the entry of a log that was written at `charged`. Only the differences of totals matter: those of
+-- the later entries become smaller, or those of the earlier ones larger, whichever are fewer. The log never gets empty
+-- in between, because a deleted key cannot be created again while its slot migrates.
 local function return_to_log(key, period, charged, units)
   local length = redis.pcall('LLEN', key)
   if type(length) == 'table' or length == 0 or charged + period <= now then return end
   local last = length - 1
   local index = search(key, 0, last, function(instant) return instant >= charged end)
-  local instant, had = entry(key, index)
+  local instant, had, ever = entry(key, index)
   if instant ~= charged then return end
-  local back, shift = math.min(units, had), had <= units and 1 or 0
-  for target = index, last - shift do
-    local at, amount, ever = entry(key, target + shift)
-    if target == index and shift == 0 then amount = amount - back end
-    call('LSET', key, target, pack('<I8I8I8', at, amount, ever - back))
+  local back, is_empty = math.min(units, had), had <= units
+  if last - index <= index then
+    local later = last > index and changed_totals(key, index + 1, last, -back) or {}
+    if not is_empty then call('LSET', key, index, pack('<I8I8I8', instant, had - back, ever - back)) end
+    if is_empty and index == 0 then return call('DEL', key) end
+    if is_empty or #later > 0 then call('LTRIM', key, 0, is_empty and index - 1 or index) end
+    push(key, later)
+  else
+    local earlier = index > 0 and changed_totals(key, 0, index - 1, back) or {}
+    if not is_empty then call('LSET', key, index, pack('<I8I8I8', instant, had - back, ever)) end
+    call('LTRIM', key, is_empty and index + 1 or index, -1)
+    push(key, reverse(earlier), true)
   end
-  if shift == 1 then call('RPOP', key) end
 end
 
--- Appends units to a log, beyond its limit if `excess` allows it.
+-- Appends units to a log, beyond its limit if `excess` allows it. Returns the units that were free before.
 local function charge_log(key, amount, period, excess, units)
   local length = redis.pcall('LLEN', key)
   if type(length) == 'table' then return end
@@ -39,33 +78,47 @@ local function charge_log(key, amount, period, excess, units)
       live = ever - first_ever + first_units
     end
   end
-  if units > amount - live then
-    units = excess > 0 and record(SLIDING_LOG, excess, amount - live, units, 0, 0) or 0
+  local free = amount - live
+  if units > free then
+    units = excess > 0 and record(SLIDING_LOG, excess, free, units, 0, 0) or 0
   end
-  if units == 0 then return end
+  if units == 0 then return free end
   if length > 0 and at >= now then
     call('LSET', key, -1, pack('<I8I8I8', at, last_units + units, ever + units))
   else
     call('RPUSH', key, pack('<I8I8I8', now, units, ever + units))
   end
   call('PEXPIRE', key, math.ceil(period / 1000) + slack)
+  return free
 end
 
--- Charges units to a state that was moved to now.
+-- Charges units to a state that was moved to now. Returns the units that were free before.
 local function charge_state(key, kind, amount, capacity, period, excess, units, before, at, a, b, window)
   local free = free_units(kind, amount, capacity, period, at, a, b)
   if units > free then
-    if excess == 0 then return end
+    if excess == 0 then return free end
     units, a, b = record(kind, excess, free, units, a, b)
   end
   if units > 0 then write(key, slack, kind, amount, period, before, at, a + units, b, window) end
+  return free
 end
 
--- Returns units to a state that was moved to now. `owed`: the units of the charge that a bucket has not refilled yet.
-local function return_to_state(key, kind, amount, period, charged, owed, units, before, at, a, b, window)
+-- Returns the tokens of a charge of `units` that are certainly missing: see `owed` in token_bucket.rs. `a` and `b` are
+-- the state just after the charge, with all tokens that were returned before added to `a`, of which refunds returned
+-- `before`.
+local function owed_tokens(count, amount, period, charged, units, a, b, before)
+  local since, settled, refunded = read_returns(count)
+  -- A later count does not know all that was returned.
+  if amount == 0 or not since or since > charged then return 0 end
+  local in_order = select(2, move(TOKEN_BUCKET, amount, period, charged, a, b)) - settled - refunded
+  local own = select(2, move(TOKEN_BUCKET, amount, period, charged, units, 0)) - (refunded - before)
+  return math.max(in_order, own, 0)
+end
+
+-- Returns units to a state that was moved to now.
+local function return_to_state(key, kind, amount, period, charged, units, before, at, a, b, window)
   if kind == TOKEN_BUCKET then
-    if amount == 0 then return end
-    a = a - math.min(units, owed)
+    a = a - units
     if a < 0 then a, b = 0, 0 end
   elseif charged >= at then
     a = math.max(a - units, 0)
@@ -82,9 +135,11 @@ local function return_to_state(key, kind, amount, period, charged, owed, units, 
   end
 end
 
--- Changes one cell by the difference between the reserved units and the used ones. `a` and `b` are its state just after
--- the charge.
-local function settle(key, cell, units, charged, a, b)
+-- Changes one cell by the difference between the reserved units and the used ones. `a`, `b` and `refunded` are its
+-- state just after the charge. `count` is the key of a bucket's count of returned tokens. Returns the units that were
+-- free before a charge.
+local function settle(key, count, cell, reserved, actual, charged, a, b, refunded)
+  local units = reserved - actual
   if units == 0 then return end
   local kind, amount, capacity, period = cell.kind, cell.amount, cell.capacity, cell.period
   local excess, window = cell.excess, cell.window
@@ -94,14 +149,17 @@ local function settle(key, cell, units, charged, a, b)
   end
   local value = redis.pcall('GET', key)
   if type(value) == 'table' or value and #value ~= 24 or not value and units > 0 then return end
-  local owed = kind == TOKEN_BUCKET and select(2, move(kind, amount, period, charged, a, b))
+  if kind == TOKEN_BUCKET and units > 0 then
+    units = math.min(units, owed_tokens(count, amount, period, charged, reserved, a, b, refunded))
+    count_returned(count, units, 0)
+  end
   local before, at
   before, a, b = unpack('<I8I8I8', value or NOTHING)
   at, a, b = move_in(window, kind, amount, period, before, a, b)
-  if units > 0 then
-    return return_to_state(key, kind, amount, period, charged, owed, units, before, at, a, b, window)
+  if reserved > actual then
+    return return_to_state(key, kind, amount, period, charged, units, before, at, a, b, window)
   end
-  charge_state(key, kind, amount, capacity, period, excess, -units, before, at, a, b, window)
+  return charge_state(key, kind, amount, capacity, period, excess, -units, before, at, a, b, window)
 end
 
 -- Reads everything before the first change, because a window may be wrong.
@@ -121,20 +179,23 @@ for index = 1, count do
   settlements[index] = settlement
 end
 
-local replies, next_key = {}, 1
-for index, settlement in ipairs(settlements) do
+local replies, next_key = { now }, 1
+for _, settlement in ipairs(settlements) do
   local value = call('GET', KEYS[next_key])
   local charged, expires = unpack('<I8I8', value or NOTHING)
-  local open = expires > now and #value == 16 + 24 * #settlement
+  local open = expires > now and #value == 16 + 32 * #settlement
   -- First of all: if anything below fails, units stay charged.
   if value then call('DEL', KEYS[next_key]) end
-  for number, cell in ipairs(open and settlement or {}) do
-    local units, a, b = unpack('<I8I8I8', value, 24 * number - 7)
-    if units > 0 then
-      settle(KEYS[next_key + number], cell, units - 1 - settlement.actual, charged, a, b)
-    end
+  replies[#replies + 1] = open and 1 or 0
+  local count_key = next_key + #settlement
+  for number, cell in ipairs(settlement) do
+    if cell.kind == TOKEN_BUCKET then count_key = count_key + 1 end
+    local units, a, b, refunded = 0, 0, 0, 0
+    if open then units, a, b, refunded = unpack('<I8I8I8I8', value, 32 * number - 15) end
+    local free = units > 0
+      and settle(KEYS[next_key + number], KEYS[count_key], cell, units - 1, settlement.actual, charged, a, b, refunded)
+    replies[#replies + 1], replies[#replies + 2] = units, free or 0
   end
-  next_key = next_key + 1 + #settlement
-  replies[index] = open and 1 or 0
+  next_key = count_key + 1
 end
 return replies

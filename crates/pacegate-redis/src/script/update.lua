@@ -1,10 +1,11 @@
--- Refunds units of one key, or releases or renews a permit.
+-- Refunds units of one key, resets a bucket, or releases or renews a permit.
 --
 -- KEYS[1]  the cell's key.
+-- KEYS[2]  of a bucket: its count of returned tokens.
 -- ARGV[1]  the program, packed: wire.rs writes it.
 -- Returns 1 if anything changed, else 0; now, packed, if the window of a calendar period is wrong.
 
-local REFUND, RELEASE, RENEW = 0, 1, 2
+local REFUND, RELEASE, RENEW, RESET = 0, 1, 2, 3
 
 local key = KEYS[1]
 local given, slack, action, cost, charged_at, permit, kind, amount, _, period, place =
@@ -33,6 +34,15 @@ if action == RELEASE then
   local unit, left = 1, call('ZCARD', key)
   while left > 0 and call('ZREM', key, member(unit)) == 1 do unit, left = unit + 1, left - 1 end
   return unit > 1 and 1 or 0
+end
+
+if action == RESET then
+  local value = redis.pcall('GET', key)
+  if type(value) == 'string' and #value == 24 then
+    local _, a = unpack('<I8I8', value)
+    count_returned(KEYS[2], 0, a + 1)
+  end
+  return call('DEL', key)
 end
 
 if action == RENEW then
@@ -88,6 +98,7 @@ local before, a, b = unpack('<I8I8I8', value)
 local at
 at, a, b = move_in(window, kind, amount, period, before, a, b)
 if kind == TOKEN_BUCKET then
+  count_returned(KEYS[2], 0, math.min(cost, a + 1))
   a = a - cost
   if a < 0 then a, b = 0, 0 end
 elseif charged_at > 0 and is_over() then

@@ -4,8 +4,8 @@
 -- KEYS[2]  the counter of the previous window, for layouts that count it too.
 -- ARGV[1]  packed by counter_batch.rs: the given time, start and length of the window, the operation and its units, the
 --          lifetime of the key in milliseconds, whether each charge restarts it, and whether keys may be created.
--- Returns  the time, the count before, and that of the previous window if there is KEYS[2]. Only the time if it is not in
---          the window; then nothing was changed.
+-- Returns  the time, the count before, and that of the previous window if there is KEYS[2]. Only the time if it is not
+--          in the window; then nothing was changed.
 
 local CHARGE, REFUND = 0, 1
 -- Counts are capped here: larger ones have no exact double.

@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use pacegate::{Charge, Excess, Outcomes, Reply, StoreError};
+use pacegate::{Charge, Excess, Outcomes, Reply, SettledCharges, StoreError};
 
 use super::{
     Inner,
@@ -60,7 +60,7 @@ impl Inner {
         charges: &[Charge<'_>],
         id: u128,
         actual: u64,
-    ) -> Reply<'_, bool> {
+    ) -> Reply<'_, Option<SettledCharges>> {
         let debt = |charge: &Charge<'_>| Excess::Debt { max: charge.max_debt }.under(&charge.limit);
         match self.reservable_cells(charges, debt) {
             Ok(cells) => {
@@ -76,18 +76,25 @@ impl Inner {
         cells: CellCharges,
         id: u128,
         actual: u64,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<SettledCharges>, StoreError> {
         let parts = match self.is_spread(&cells) {
-            true => parts(&cells).iter().map(|part| select(&cells, part)).collect(),
-            false => vec![cells.clone()],
+            true => parts(&cells),
+            false => vec![(0..cells.len()).collect()],
         };
-        let settled =
-            join_all(parts.into_iter().map(|part| self.settle_part(part, id, actual))).await;
+        let settling = parts.iter().map(|part| self.settle_part(select(&cells, part), id, actual));
+        let settled = join_all(settling).await;
         // Drop local state, because it may be from before the settlement.
         for cell in &cells {
             self.common.deny_cache.forget(cell.fingerprint);
         }
-        settled.into_iter().try_fold(false, |any, settled| Ok(any | settled?))
+        let (mut all, mut is_open) = (vec![None; cells.len()], false);
+        for (part, settled) in parts.iter().zip(settled) {
+            if let Some(settled) = settled? {
+                is_open = true;
+                part.iter().zip(*settled).for_each(|(&place, settled)| all[place] = settled);
+            }
+        }
+        Ok(is_open.then_some(all))
     }
 
     async fn settle_part(
@@ -95,12 +102,12 @@ impl Inner {
         charges: CellCharges,
         id: u128,
         actual: u64,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<Box<SettledCharges>>, StoreError> {
         let worker = self.session().worker(&charges[0])?;
         let key = self.common.names.reservation(id, &charges);
         let (responder, reply) = Responder::new();
         worker.send_settlement(Settlement { key, charges, actual, responder })?;
-        Ok(reply.await.unwrap_or_else(|_| Err(gone()))?.granted > 0)
+        Ok(reply.await.unwrap_or_else(|_| Err(gone()))?.settled)
     }
 
     /// Returns the cells of a reservation, with this treatment of units that do not fit.

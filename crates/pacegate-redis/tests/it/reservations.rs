@@ -204,3 +204,86 @@ fn reservations_are_sent_in_batches() {
         assert!(matches!(keys, Reply::Int(0)), "an unused counter is not stored: {keys:?}");
     });
 }
+
+/// The tokens of a reservation refill earlier if another one returns its own. Each process sees what others returned.
+#[test]
+fn a_bucket_does_not_return_tokens_that_it_has_refilled() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        runtime().block_on(async {
+            let (clock, policies) = (clock(), one_policy("10/10s burst 10".parse().unwrap()));
+            let first = limiter(&server.url(), &clock, &policies).await;
+            let second = limiter(&server.url(), &clock, &policies).await;
+            let reserved = first.reserve("alice", 5, TTL).await.unwrap();
+            let other = second.reserve("alice", 5, TTL).await.unwrap();
+            assert!(reserved.into_result().unwrap().cancel().await.unwrap());
+            clock.advance(Duration::from_secs(5));
+            assert!(first.check_cost("alice", 5).await.unwrap().is_allowed());
+            assert!(other.into_result().unwrap().cancel().await.unwrap());
+            assert_eq!(first.peek("alice").await.unwrap().remaining(), 5);
+            first.refund("alice", 5).await.unwrap();
+            let reserved = first.reserve("alice", 4, TTL).await.unwrap();
+            second.reset("alice").await.unwrap();
+            assert!(first.check_cost("alice", 4).await.unwrap().is_allowed());
+            assert!(reserved.into_result().unwrap().cancel().await.unwrap());
+            assert_eq!(first.peek("alice").await.unwrap().remaining(), 6, "it was reset");
+        });
+    }
+}
+
+/// Two limits on one key are reserved in one round trip, and settled in another.
+#[test]
+fn each_call_is_one_round_trip() {
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let store = RedisStore::builder(&server.url()).unwrap().deadline(PATIENT);
+        let store = store.connect().await.unwrap();
+        let limits: [Limit; 2] =
+            ["10/minute burst 10", "100/day"].map(|text| text.parse().unwrap());
+        let policies = PolicySet::new([Policy::new("tokens", limits).per(["key"])]).unwrap();
+        let limiter = SharedLimiter::new(store.clone(), policies);
+        // The scripts are now loaded on the server.
+        let reserved = limiter.reserve("alice", 1, TTL).await.unwrap();
+        assert!(reserved.into_result().unwrap().cancel().await.unwrap());
+        for actual in [0, 3, 9] {
+            let before = store.stats().trips;
+            let reserved = limiter.reserve("alice", 3, TTL).await.unwrap();
+            assert_eq!(store.stats().trips, before + 1);
+            assert!(reserved.into_result().unwrap().settle(actual).await.unwrap());
+            assert_eq!(store.stats().trips, before + 2);
+        }
+    });
+}
+
+/// Entries before or after the returned one are rewritten, in portions.
+#[test]
+fn a_long_log_gets_units_back_anywhere() {
+    const SIZE: u64 = 2_500;
+    let server = Server::start(Flavor::Redis);
+    runtime().block_on(async {
+        let clock = clock();
+        let limit = format!("{SIZE}/day sliding-log").parse().unwrap();
+        let limiter = limiter(&server.url(), &clock, &one_policy(limit)).await;
+        let ttl = Duration::from_secs(100_000);
+        let mut reservations = Vec::new();
+        for _ in 0..SIZE / 2 {
+            let reserved = limiter.reserve("alice", 2, ttl).await.unwrap();
+            reservations.push(reserved.into_result().unwrap());
+            clock.advance(Duration::from_secs(1));
+        }
+        // The units that are left of each second.
+        let mut left = vec![2; reservations.len()];
+        for (place, actual) in [(1_200, 0), (100, 1), (0, 0), (1_249, 1), (700, 0), (300, 0)] {
+            assert!(reservations[place].settle(actual).await.unwrap());
+            left[place] = actual;
+            let used: u64 = left.iter().sum();
+            assert_eq!(limiter.peek("alice").await.unwrap().remaining(), SIZE - used, "{place}");
+        }
+        clock.advance(Duration::from_secs(86_400 - SIZE / 2));
+        for second in (0..left.len()).step_by(50) {
+            let used: u64 = left[second + 1..].iter().sum();
+            assert_eq!(limiter.peek("alice").await.unwrap().remaining(), SIZE - used, "{second}");
+            clock.advance(Duration::from_secs(50));
+        }
+    });
+}

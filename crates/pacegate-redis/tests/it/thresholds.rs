@@ -44,11 +44,21 @@ async fn follow(subject: &Timed, history: &History, key: &str, events: &Events) 
     let (mut limit, mut now) = (history.limit, history.start);
     subject.set_time(now);
     let policy_name: PolicyName = "plan".parse().unwrap();
+    let mut reservations = Vec::new();
     for op in &history.ops {
         let charge = Charge::new(policy_name, key, limit).counter(Counter::Policy);
         let charges = limiter.charges();
         match *op {
-            Op::Reserve(..) | Op::Settle(..) => {}
+            Op::Reserve(estimate, ttl) => {
+                let charge = charge.cost(estimate.min(limit.capacity()));
+                let reserved = charges.reserve(&[charge], Duration::from_micros(ttl)).await;
+                reservations.push(reserved.unwrap().reservation);
+            }
+            Op::Settle(number, actual) => {
+                if let Some(Some(reservation)) = reservations.get(number as usize) {
+                    limiter.settle(reservation.id(), actual).await.unwrap();
+                }
+            }
             Op::Pass(micros) => {
                 now = Timestamp::from_micros(now.as_micros() + micros);
                 subject.set_time(now);

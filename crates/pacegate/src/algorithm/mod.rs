@@ -204,25 +204,46 @@ pub(crate) fn refund(limit: &Limit, mut state: State, now: u64, cost: u64) -> St
     }
 }
 
-/// Returns up to `units` of an earlier charge to where they were charged, as far as they still count, and no more than
-/// are used. `charged` is the state just after that charge; only of a bucket, its payload matters.
+/// Returns up to `units` of a charge at `charged_at` to where they were charged, as far as they still count, and no
+/// more than are used. Of a bucket, at most those that are [owed](owed_units).
 pub(crate) fn return_units(
     limit: &Limit,
     mut state: State,
     now: u64,
-    charged: State,
+    charged_at: u64,
     units: u64,
 ) -> State {
     if state.at().as_micros() > now {
         rebase(limit, &mut state, now);
     }
-    let at = charged.at().as_micros();
+    let at = charged_at;
     match limit.algorithm() {
         Algorithm::FixedWindow => fixed_window::return_units(limit, state, now, at, units),
         Algorithm::SlidingWindow => sliding_window::return_units(limit, state, now, at, units),
-        Algorithm::TokenBucket => token_bucket::return_units(limit, state, now, charged, units),
+        Algorithm::TokenBucket => token_bucket::refund(limit, state, now, units),
         _ => state,
     }
+}
+
+/// Tokens that were returned to a bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReturnedTokens {
+    /// By the settlement of reservations.
+    pub(crate) settled: u64,
+    /// By refunds.
+    pub(crate) refunded: u64,
+}
+
+/// Returns the units of an earlier charge of `units` that a bucket has not refilled yet. `charged` is the state just
+/// after that charge, and `since` the tokens that were returned after it.
+pub(crate) fn owed_units(
+    limit: &Limit,
+    now: u64,
+    charged: State,
+    units: u64,
+    since: ReturnedTokens,
+) -> u64 {
+    if limit.amount() == 0 { 0 } else { token_bucket::owed(limit, now, charged, units, since) }
 }
 
 #[cfg(test)]

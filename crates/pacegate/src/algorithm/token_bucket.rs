@@ -4,7 +4,7 @@
 //! drain in each microsecond. So every rate is an integer, and no rounding errors add up. The unit does not depend on
 //! the amount, so a changed amount applies from the next decision on, without a conversion of the state.
 
-use super::{Outcome, State};
+use super::{Outcome, ReturnedTokens, State};
 use crate::{Limit, clock::Timestamp};
 
 /// Decides `cost` at `now`: admits it if the debt including the cost is at most the burst.
@@ -38,20 +38,28 @@ pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State 
     State::new(Timestamp::from_micros(now), drain_time(limit, debt), debt)
 }
 
-/// Returns tokens of an earlier charge that are still missing. Tokens are refilled in the order in which they were
-/// taken, so those of the charge are the last of its debt.
-pub(super) fn return_units(
+/// Returns the tokens of an earlier charge that are still missing. `charged` is the state just after
+/// that charge of `units`, and `since` the tokens that were returned to the bucket after it.
+///
+/// Only refilled and refunded tokens are gone, so at least the rest of the charge is still missing. And tokens are
+/// refilled in the order in which they were taken, so those of the charge are the last of its debt; what others return
+/// may have been ahead of them. The larger of both numbers is owed. It is exact if nothing was refilled, or if only
+/// earlier charges returned tokens. Otherwise it may be too low, but never too high.
+pub(super) fn owed(
     limit: &Limit,
-    state: State,
     now: u64,
     mut charged: State,
-    tokens: u64,
-) -> State {
+    units: u64,
+    since: ReturnedTokens,
+) -> u64 {
     if charged.at().as_micros() > now {
         charged = charged.moved_to(Timestamp::from_micros(now));
     }
-    let missing = divide(debt_at(limit, charged, now), limit.period_micros());
-    refund(limit, state, now, tokens.min(missing))
+    let own = State::new(charged.at(), 0, u128::from(units) * u128::from(limit.period_micros()));
+    let [missing, own] = [charged, own]
+        .map(|state| divide(debt_at(limit, state, now), limit.period_micros()))
+        .map(|tokens| tokens.saturating_sub(since.refunded));
+    missing.saturating_sub(since.settled).max(own)
 }
 
 /// Returns the tokens missing from a full bucket, rounded up.

@@ -268,7 +268,7 @@ impl<S> LimiterBuilder<S> {
         let memory = MemoryStore::build(max_keys, time);
         let wait_queue = self.max_waiters.map_or_else(WaitQueue::default, WaitQueue::new);
         let reporter = self.on_threshold.map(|on_threshold| {
-            Arc::new(ThresholdReporter::new(on_threshold, shared(&self.store)))
+            Arc::new(ThresholdReporter::new(on_threshold, shared(&self.store), memory.clone()))
         });
         Ok((self.store, Evaluator::reporting(policies, memory, wait_queue, reporter)))
     }

@@ -6,13 +6,14 @@ use smallvec::SmallVec;
 
 use super::{
     evaluator::{Evaluation, Evaluator},
+    reservation_id::Place,
     resolve::{Resolved, ResolvedCharge},
 };
 use crate::{
-    Excess, Limit, Outcomes, StoreError,
+    Excess, Limit, Outcomes,
     algorithm::{NEVER, Outcome},
     policy::FailureMode,
-    store::memory::Slot,
+    store::memory::{Slot, reservations::ChargeOrigin},
 };
 
 impl Evaluator {
@@ -23,13 +24,25 @@ impl Evaluator {
         evaluation
     }
 
-    /// Reserves by the failure modes of the limits, in memory. Debt is at most one share.
+    /// Reserves by the failure modes of the limits, in memory. Debt is at most one share. Also returns the place of the
+    /// reservation. If there is no room for it, the estimate stays charged.
     pub(super) fn reserve_fallback(
         &self,
         resolved: &Resolved<'_>,
         reservation: (u128, Duration),
-    ) -> Result<Evaluation, StoreError> {
-        self.fall_back(resolved, |slots| self.memory.reserve_slots(slots, |_| None, reservation))
+    ) -> (Evaluation, Place) {
+        let mut place = Place::Nowhere;
+        let charge = |slots: &[Slot<'_>]| {
+            if slots.is_empty() {
+                return Ok::<_, Infallible>(self.memory.charge_all(slots));
+            }
+            place = Place::Process;
+            let origin = |_| ChargeOrigin::default();
+            let reserved = self.memory.reserve_slots(slots, origin, reservation);
+            Ok(reserved.unwrap_or_else(|_| self.memory.charge_all(slots)))
+        };
+        let Ok(evaluation) = self.fall_back(resolved, charge);
+        (evaluation, place)
     }
 
     /// Decides a request by failure modes. `charge` charges those limits that are counted in memory, all or nothing.

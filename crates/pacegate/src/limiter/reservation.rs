@@ -1,6 +1,6 @@
 //! Reservations: units that are charged in advance, and settled once their real number is known.
 
-use std::time::Duration;
+use std::{slice, time::Duration};
 
 use smallvec::SmallVec;
 
@@ -14,8 +14,12 @@ use super::{
 };
 use crate::{
     Charge, ChargeBuf, Counter, Decision, Denied, Excess, Key, KeyRef, Limit, Outcomes, PolicyName,
-    Request, StoreError,
-    store::memory::{Slot, reservations::ReservedCharge},
+    Request, SettledCharge, StoreError,
+    algorithm::Outcome,
+    store::memory::{
+        Slot,
+        reservations::{ChargeOrigin, ReservedCharge},
+    },
 };
 
 /// Units that were charged in advance.
@@ -71,14 +75,15 @@ impl Limiter {
     ///
     /// The reservation is open for `ttl`, from a millisecond to seven days: shorter and longer times count as these.
     /// Choose it longer than the work can take. A reservation that is not settled by then ends, and its estimate stays
-    /// charged. An estimate of 0 checks for one free unit, charges nothing, and can be settled.
+    /// charged. An estimate of 0 counts as 1, so that limits bound the number of open reservations too.
     ///
     /// Concurrency limits are left out: [acquire](Self::acquire) a permit for them.
     ///
     /// # Errors
     ///
     /// [`CheckError::Cost`] if an enforced limit never admits the estimate. [`CheckError::Store`] if a limit has a
-    /// custom algorithm, or if as many reservations are open as the store can have keys.
+    /// custom algorithm, or if as many reservations are open as the store can have keys. Of these, each domain has a
+    /// guaranteed share.
     ///
     /// # Panics
     ///
@@ -132,11 +137,12 @@ impl Limiter {
     /// before, has expired, or was made by another limiter. Then nothing changes, so a call can be repeated.
     ///
     /// If fewer units were used than reserved, the rest is returned to where it was charged, if it still counts there:
-    /// a fixed window that has ended gets nothing, and a token bucket not what it has refilled since. If more were
-    /// used, the difference is charged now and may become debt, up to [`Policy::max_debt`](crate::Policy::max_debt),
-    /// for an inline limit up to its capacity. Each limit is changed independently of the others.
+    /// a fixed window that has ended gets nothing, and a token bucket not what it has refilled since. If others
+    /// returned tokens to the bucket since, it may get fewer than are missing, but never more. If more units were used,
+    /// the difference is charged now and may become debt, up to [`Policy::max_debt`](crate::Policy::max_debt), for an
+    /// inline limit up to its capacity. Each limit is changed independently of the others.
     ///
-    /// After a [reset](Self::reset) of the key, units that were charged since can be returned.
+    /// After a [reset](Self::reset) of the key, units that were charged since can be returned, except of a bucket.
     pub fn settle(&self, id: &ReservationId, actual: u64) -> bool {
         self.shared.settle_in_process(id, actual)
     }
@@ -153,7 +159,8 @@ impl SharedLimiter {
     /// One round trip to the store. Leases are not used. The reservation can be settled by every process on the store.
     ///
     /// If the store fails, each policy decides by its failure mode. A reservation that is then allowed is held in this
-    /// process: elsewhere, settling it returns `false`. Under `open` nothing is charged, and settling changes nothing.
+    /// process: elsewhere, settling it returns `false`. So it does if this process has no room for the reservation; the
+    /// estimate then stays charged. Under `open` nothing is charged, and settling changes nothing.
     ///
     /// # Errors
     ///
@@ -220,14 +227,17 @@ impl SharedLimiter {
             (charge.limit, charge.max_debt) = current.ok_or_else(|| no_limit(charge))?;
         }
         let settled = evaluator.record_failure(store.settle(&current, id.number, actual).await)?;
-        if settled {
-            for charge in &current {
-                let limit = evaluator.bind_one(charge);
-                let charge = ResolvedCharge::of_charge(&limit, charge);
-                evaluator.notify(evaluator.queue_of(std::slice::from_ref(&charge)));
+        let Some(settled) = settled else { return Ok(false) };
+        for (charge, settled) in current.iter().zip(settled) {
+            let limit = evaluator.bind_one(charge);
+            let mut charge = ResolvedCharge::of_charge(&limit, charge);
+            evaluator.notify(evaluator.queue_of(slice::from_ref(&charge)));
+            if let Some(SettledCharge { reserved, beyond: Some(outcome) }) = settled {
+                charge.cost = actual.saturating_sub(reserved);
+                evaluator.report_debt(&charge, &outcome, evaluator.memory.now());
             }
         }
-        Ok(settled)
+        Ok(true)
     }
 
     /// Ends a reservation of which no unit was used. The same as [settling](Self::settle) it with 0.
@@ -267,8 +277,8 @@ impl SharedLimiter {
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(_) => {
-                let evaluation = self.evaluator.reserve_fallback(resolved, (number, ttl))?;
-                Ok((evaluation, ReservationId { number, place: Place::Process }))
+                let (evaluation, place) = self.evaluator.reserve_fallback(resolved, (number, ttl));
+                Ok((evaluation, ReservationId { number, place }))
             }
         }
     }
@@ -422,10 +432,16 @@ impl Evaluator {
     ) -> Result<Evaluation, StoreError> {
         let sent = resolved.sent();
         let slots: SmallVec<[Slot<'_>; 4]> = sent.iter().map(|charge| self.slot(charge)).collect();
-        let counter = |place: usize| Some((sent[place].limit.policy, sent[place].limit.counter));
+        let origin = |place: usize| {
+            let ResolvedCharge { limit, key, .. } = &sent[place];
+            let watch = self.thresholds.as_ref();
+            let is_watched = watch.is_some_and(|watch| watch.has_thresholds(limit.stats_index));
+            let key = is_watched.then(|| Box::new(key.to_buf()));
+            ChargeOrigin { counter: Some((limit.policy, limit.counter)), key }
+        };
         let (outcomes, now) = match sent {
             [] => (Outcomes::default(), self.memory.now()),
-            _ => self.memory.reserve_slots(&slots, counter, reservation)?,
+            _ => self.memory.reserve_slots(&slots, origin, reservation)?,
         };
         Ok(self.conclude(resolved, outcomes, now, false))
     }
@@ -434,12 +450,24 @@ impl Evaluator {
     fn settle(&self, number: u128, actual: u64) -> bool {
         let current_limit = |reserved: &ReservedCharge| {
             let current = reserved
+                .origin
                 .counter
                 .and_then(|(policy, counter)| self.current_limit(policy, counter, reserved.limit));
             current.unwrap_or_else(|| reserved.unchanged_limit())
         };
-        let notify = |queue| self.notify(Some(queue));
-        self.memory.settle_reservation(number, actual, current_limit, notify)
+        let each = |reserved: &ReservedCharge, limit: Limit, beyond: Option<(Outcome, u64)>| {
+            self.notify(Some(reserved.id));
+            let ChargeOrigin { counter, key } = &reserved.origin;
+            if let (Some((policy, counter)), Some(key), Some((outcome, now))) =
+                (counter, key, beyond)
+            {
+                let charge = Charge::new(*policy, (**key).as_ref(), limit).counter(*counter);
+                let charge = charge.cost(actual.saturating_sub(reserved.units));
+                let limit = self.bind_one(&charge);
+                self.report_debt(&ResolvedCharge::of_charge(&limit, &charge), &outcome, now);
+            }
+        };
+        self.memory.settle_reservation(number, actual, current_limit, each)
     }
 
     /// Returns the limit that replaced `limit` on a counter, and its maximum debt. `None` if no policy has the counter.
@@ -460,11 +488,12 @@ impl Evaluator {
 }
 
 /// Removes the charges that a reservation does not apply to: those of concurrency limits. The others never exceed their
-/// limit.
+/// limit. Each charges at least one unit: an open reservation that takes none would be bounded by no limit.
 pub(super) fn reservable(charges: ResolvedCharges<'_>) -> Result<ResolvedCharges<'_>, StoreError> {
     let charges = charges.into_iter().filter(|charge| !charge.limit.has_permits());
-    let charges: ResolvedCharges<'_> =
-        charges.map(|charge| ResolvedCharge { excess: Excess::Reject, ..charge }).collect();
+    let charges: ResolvedCharges<'_> = charges
+        .map(|charge| ResolvedCharge { excess: Excess::Reject, cost: charge.cost.max(1), ..charge })
+        .collect();
     match charges.iter().find(|charge| charge.limit.limit.algorithm().id().is_none()) {
         Some(charge) => Err(StoreError::Unsupported(format!(
             "`{}` takes no reservations: use one of the built-in algorithms",

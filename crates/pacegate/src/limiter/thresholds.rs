@@ -21,8 +21,8 @@ use super::{
     resolve::ResolvedCharge,
 };
 use crate::{
-    ChargeBuf, Claim, Counter, KeyBuf, Limit, PolicyName, PolicySet, Reply, Store, StoreError,
-    Timestamp,
+    ChargeBuf, Claim, Counter, Excess, KeyBuf, Limit, MemoryStore, PolicyName, PolicySet, Reply,
+    Store, StoreError, Timestamp,
     algorithm::{NEVER, Origin, Outcome},
     policy::Threshold,
     store::memory::identity::Identity,
@@ -62,8 +62,8 @@ pub(super) struct ThresholdReporter {
     on_threshold: OnThreshold,
     /// Grants an event to one of several processes. `None`: the counters are not shared.
     store: Option<Arc<dyn Store>>,
-    /// Identifies this process in claims.
-    owner: u128,
+    /// Its clock delays repeated claims.
+    memory: MemoryStore,
     reported: ReportedEvents,
     /// Events whose claim has not been answered yet.
     pending: AtomicUsize,
@@ -103,11 +103,15 @@ const CLAIM_ATTEMPTS: u32 = 6;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
 impl ThresholdReporter {
-    pub(super) fn new(on_threshold: OnThreshold, store: Option<Arc<dyn Store>>) -> Self {
+    pub(super) fn new(
+        on_threshold: OnThreshold,
+        store: Option<Arc<dyn Store>>,
+        memory: MemoryStore,
+    ) -> Self {
         Self {
             on_threshold,
-            owner: if store.is_some() { new_permit_id() } else { 0 },
             store,
+            memory,
             reported: ReportedEvents { shards: array::from_fn(|_| CachePadded::default()) },
             pending: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
@@ -136,7 +140,9 @@ impl ThresholdReporter {
         }
         let lifetime = event.window_end.micros_since(event.at);
         let words = [id.1, u64::from(event.threshold.percent())];
-        let claim = Claim::new(words, self.owner, event.at, Duration::from_micros(lifetime));
+        // A new owner for each claim: this process may have reported the event before, and forgotten it.
+        let owner = new_permit_id();
+        let claim = Claim::new(words, owner, event.at, Duration::from_micros(lifetime));
         let (reporter, charge) = (self.clone(), charge());
         store.spawn(Box::pin(async move {
             if reporter.claim(&charge, claim).await {
@@ -146,7 +152,7 @@ impl ThresholdReporter {
         }));
     }
 
-    /// Returns `true` if this process has to report the event, because no other process does.
+    /// Returns `true` if this process has to report the event, because no other process does, nor did this one before.
     async fn claim(&self, charge: &ChargeBuf, claim: Claim) -> bool {
         let Some(store) = &self.store else { return true };
         let mut wait = FIRST_RETRY;
@@ -159,7 +165,10 @@ impl ThresholdReporter {
             match answer {
                 Ok(granted) => return granted,
                 Err(StoreError::Unsupported(_)) => return true,
-                Err(_) => futures_timer::Delay::new(wait).await,
+                Err(_) => {
+                    let now = Timestamp::from_micros(self.memory.now());
+                    self.memory.sleep_until(now.after(wait)).await;
+                }
             }
             wait *= 2;
         }
@@ -216,17 +225,36 @@ impl Evaluator {
             return;
         }
         for (charge, outcome) in charges.iter().zip(&**outcomes) {
-            // Inline limits have no thresholds.
-            let Some(thresholds) = watch.policies.get(charge.limit.stats_index) else { continue };
-            let is_shared = watch.reporter.store.is_some();
-            let Some(reached) = reached_units(charge, outcome, decision.allowed, is_shared) else {
-                continue;
-            };
-            let at = if outcome.decided_at > 0 { outcome.decided_at } else { *now };
-            for &threshold in thresholds {
-                if reached.contains(&threshold.units(&charge.limit.limit)) {
-                    self.report_threshold(watch, charge, outcome, threshold, at);
-                }
+            self.report_reached(watch, charge, outcome, decision.allowed, *now);
+        }
+    }
+
+    /// Reports the thresholds that a settlement has reached, by the units beyond the reserved ones.
+    pub(super) fn report_debt(&self, charge: &ResolvedCharge<'_>, outcome: &Outcome, now: u64) {
+        if let Some(watch) = &self.thresholds {
+            let max = charge.limit.max_debt;
+            let excess = Excess::Debt { max }.under(&charge.limit.limit);
+            let charge = ResolvedCharge { excess, ..*charge };
+            self.report_reached(watch, &charge, outcome, true, now);
+        }
+    }
+
+    fn report_reached(
+        &self,
+        watch: &ThresholdWatch,
+        charge: &ResolvedCharge<'_>,
+        outcome: &Outcome,
+        allowed: bool,
+        now: u64,
+    ) {
+        // Inline limits have no thresholds.
+        let Some(thresholds) = watch.policies.get(charge.limit.stats_index) else { return };
+        let is_shared = watch.reporter.store.is_some();
+        let Some(reached) = reached_units(charge, outcome, allowed, is_shared) else { return };
+        let at = if outcome.decided_at > 0 { outcome.decided_at } else { now };
+        for &threshold in thresholds {
+            if reached.contains(&threshold.units(&charge.limit.limit)) {
+                self.report_threshold(watch, charge, outcome, threshold, at);
             }
         }
     }

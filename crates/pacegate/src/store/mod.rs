@@ -15,6 +15,7 @@ use std::{
 
 use crate::{
     Algorithm, Excess, Key, KeyBuf, KeyRef, Limit, Timestamp,
+    algorithm::Outcome,
     policy::{FailureMode, PolicyName},
 };
 
@@ -146,22 +147,30 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Reply::Ready(Err(StoreError::no_reservations()))
     }
 
-    /// Ends the reservation `id`, whose units turned out to be `actual` for each charge. The answer is `false` if the
-    /// reservation is not open, because it was settled before or has expired; then nothing changes.
+    /// Ends the reservation `id`, whose units turned out to be `actual` for each charge. The answer is `None` if the
+    /// reservation is not open, because it was settled before or has expired; then nothing changes. Otherwise it has
+    /// one element for each charge; `None` for a charge that is not part of the reservation.
     ///
     /// In the same atomic step, each charge is changed independently of the others. If fewer units were used than
     /// reserved, the difference is returned to where it was charged: to the window of the charge as long as it counts,
-    /// to the entry of a log, and to a bucket the tokens of the charge that were not refilled since, in the order in
-    /// which tokens were taken. If more were used, the difference is charged as [`Charge::spent`] does.
+    /// to the entry of a log, and to a bucket the tokens of the charge that are certainly missing. These are the larger
+    /// of two numbers: the tokens of the charge, less those that were refilled or refunded since; and all tokens that
+    /// were missing just after the charge, less those that were refilled, refunded or returned by other settlements
+    /// since. A reset refunds all. If more were used, the difference is charged as [`Charge::spent`] does.
     ///
     /// The charges have the keys of the reservation, and the limits that apply now. They come from a client: a store
     /// must not change counters that are not part of the reservation. The cost is ignored.
-    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        id: u128,
+        actual: u64,
+    ) -> Reply<'_, Option<SettledCharges>> {
         let _ = (charges, id, actual);
         Reply::Ready(Err(StoreError::no_reservations()))
     }
 
-    /// Claims an event of the counter of a charge for one process, so that of all processes only one reports it.
+    /// Claims an event of the counter of a charge, so that of all processes only one reports it, and only once.
     ///
     /// The answer is `true` if the event is unclaimed at the instant of the claim, or claimed by the same owner: a
     /// repeated claim gets the same answer. The claim ends after its lifetime.
@@ -203,13 +212,34 @@ pub enum Update {
     Renew,
 }
 
+/// The answer of [`Store::settle`] for an open reservation.
+pub type SettledCharges = Vec<Option<SettledCharge>>;
+
+/// One charge of a reservation that was settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SettledCharge {
+    /// The units that were reserved.
+    pub reserved: u64,
+    /// The outcome of the charge of the units beyond the reserved ones, with its instant; `None` if there were none.
+    /// Its waiting times are not used, so a store need not compute them.
+    pub beyond: Option<Outcome>,
+}
+
+impl SettledCharge {
+    /// Creates the answer for one charge.
+    pub fn new(reserved: u64, beyond: Option<Outcome>) -> Self {
+        Self { reserved, beyond }
+    }
+}
+
 /// The claim of one process to report an event, for [`Store::claim`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Claim {
     /// Identifies the event among those of one counter.
     pub event: [u64; 2],
-    /// A random number that identifies the process.
+    /// A random number that identifies the claim, also if it is repeated because its answer was lost.
     pub owner: u128,
     /// The instant of the event, by the clock of the store.
     pub at: Timestamp,
@@ -523,7 +553,12 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         (**self).reserve(charges, id, ttl)
     }
 
-    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        id: u128,
+        actual: u64,
+    ) -> Reply<'_, Option<SettledCharges>> {
         (**self).settle(charges, id, actual)
     }
 

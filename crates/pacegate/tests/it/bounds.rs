@@ -150,3 +150,74 @@ fn a_changed_limit_admits_at_most_old_and_new() {
         }
     }
 }
+
+/// An event of a bucket: its instant, and the tokens that it took, less those that were returned to it. Refunds are
+/// negative.
+type Event = (u64, i128);
+
+/// Runs random checks, reservations, settlements and refunds on one bucket.
+fn bucket_events(random: &mut Random, limit: Limit) -> Vec<Event> {
+    let (limiter, clock) = on_a_clock(limit);
+    let (mut events, mut open): (Vec<Event>, Vec<(usize, _)>) = (Vec::new(), Vec::new());
+    let free = || limiter.peek("key").remaining();
+    for _ in 0..60 {
+        let now = clock.now().as_micros();
+        let token = limit.period().as_micros() as u64 / limit.amount() + 1;
+        let cost = random.between(1, limit.capacity());
+        match random.below(8) {
+            0..2 => clock.advance(Duration::from_micros(random.below(2 * token * cost))),
+            2 if limiter.check_cost("key", cost).unwrap().is_allowed() => {
+                events.push((now, i128::from(cost)));
+            }
+            3 if random.one_in(3) => {
+                // One token less than those that are certainly missing: only whole tokens are returned then.
+                let before = free();
+                let cost = cost.min((limit.capacity() - before).saturating_sub(1));
+                limiter.refund("key", cost);
+                events.push((now, -i128::from(free() - before)));
+            }
+            4..6 => {
+                let ttl = Duration::from_secs(3_600);
+                if let Some(reserved) = limiter.reserve("key", cost, ttl).unwrap().reservation {
+                    open.push((events.len(), reserved));
+                    events.push((now, i128::from(cost)));
+                }
+            }
+            6..8 if !open.is_empty() => {
+                let (charge, reserved) = open.swap_remove(random.below(open.len() as u64) as usize);
+                let before = free();
+                let actual = random.below(events[charge].1 as u64 + 1);
+                assert!(reserved.settle(random.pick(&[0, actual])));
+                events[charge].1 -= i128::from(free() - before);
+            }
+            _ => {}
+        }
+    }
+    events
+}
+
+/// However reservations are settled, the tokens that are taken and not returned stay below the bound of the bucket, in
+/// every interval. What a reservation returns counts as if it had never been taken.
+#[test]
+fn returned_tokens_were_never_taken() {
+    for seed in 0..crate::histories() {
+        let random = &mut Random::new(seed);
+        let limit = small_limit(random, Algorithm::TokenBucket);
+        let burst = random.pick(&[limit.amount(), 1, 2 * limit.amount() + 1]);
+        let limit = limit.with_burst(burst).unwrap();
+        let (amount, period) = (i128::from(limit.amount()), limit.period().as_micros() as i128);
+        let events = bucket_events(random, limit);
+        for (first, &(start, _)) in events.iter().enumerate() {
+            let mut sum = 0;
+            for &(at, tokens) in &events[first..] {
+                sum += tokens;
+                let refilled = i128::from(at - start) * amount;
+                let bound = i128::from(burst) * period + refilled;
+                assert!(
+                    sum * period <= bound,
+                    "seed {seed}: {sum} of {limit} from {start} to {at}"
+                );
+            }
+        }
+    }
+}

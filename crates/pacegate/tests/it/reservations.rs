@@ -85,6 +85,40 @@ fn units_return_only_to_where_they_still_count() {
     }
 }
 
+/// The tokens of a reservation refill earlier if another one returns its own.
+#[test]
+fn a_bucket_does_not_return_tokens_that_it_has_refilled() {
+    let (limiter, clock) = limiter("10/10s burst 10");
+    let reserve = || limiter.reserve("alice", 5, TTL).unwrap().into_result().unwrap();
+    let (first, second) = (reserve(), reserve());
+    assert!(first.cancel());
+    clock.advance(Duration::from_secs(5));
+    assert!(limiter.check_cost("alice", 5).unwrap().is_allowed());
+    assert!(second.cancel());
+    assert!(!limiter.check_cost("alice", 10).unwrap().is_allowed(), "15 at one instant");
+    assert_eq!(limiter.peek("alice").remaining(), 5);
+}
+
+/// Nor after a refund or a reset, which return tokens too.
+#[test]
+fn refunds_and_resets_count_as_returned_to_a_bucket() {
+    for reset in [false, true] {
+        let (limiter, _clock) = limiter("10/10s burst 10");
+        let reservation = limiter.reserve("alice", 5, TTL).unwrap().into_result().unwrap();
+        if reset {
+            limiter.reset("alice");
+        } else {
+            limiter.refund("alice", 5);
+        }
+        assert!(limiter.check_cost("alice", 5).unwrap().is_allowed());
+        let later = limiter.reserve("alice", 3, TTL).unwrap().into_result().unwrap();
+        assert!(reservation.cancel());
+        assert_eq!(limiter.peek("alice").remaining(), 2, "reset: {reset}");
+        assert!(later.cancel());
+        assert_eq!(limiter.peek("alice").remaining(), 5, "reset: {reset}");
+    }
+}
+
 #[test]
 fn a_limit_in_shadow_mode_without_room_is_not_part_of_a_reservation() {
     let policies = [
@@ -117,7 +151,8 @@ fn estimates_that_cannot_be_reserved_are_errors() {
     let (limiter, _clock) = limiter("10/minute");
     assert!(matches!(limiter.reserve("alice", 11, TTL), Err(CheckError::Cost(_))));
     let free = limiter.reserve("alice", 0, TTL).unwrap().into_result().unwrap();
-    assert!(free.settle(4), "an estimate of 0");
+    assert_eq!(limiter.peek("alice").remaining(), 9, "an estimate of 0 counts as 1");
+    assert!(free.settle(4));
     assert_eq!(limiter.peek("alice").remaining(), 6);
     let charge = Charge::new("twice".parse().unwrap(), "alice", limit("10/minute"));
     let twice = limiter.charges().reserve(&[charge.cost(3), charge.cost(4)], TTL).unwrap();
@@ -242,7 +277,8 @@ fn failure_modes_decide_if_the_store_fails() {
             let before = limiter.peek("alice").await.unwrap().remaining();
             assert_eq!(before, if mode == "local" { 4 } else { 10 }, "{mode}");
             let (elsewhere, _) = shared(mode.parse().unwrap());
-            assert!(!elsewhere.settle(reservation.id(), 1).await.unwrap(), "{mode}");
+            let is_charged = mode == "local";
+            assert_eq!(elsewhere.settle(reservation.id(), 1).await.unwrap(), !is_charged, "{mode}");
             store.recover();
             assert!(reservation.settle(1).await.unwrap(), "{mode}: in this process");
             assert_eq!(limiter.peek("alice").await.unwrap().remaining(), 10, "{mode}: the store");
@@ -251,6 +287,56 @@ fn failure_modes_decide_if_the_store_fails() {
             assert_eq!(after, if mode == "local" { 9 } else { 10 }, "{mode}");
         }
     });
+}
+
+/// A failure of the store must not become an error because this process has no room for the reservation.
+#[test]
+fn failure_modes_decide_without_room_for_a_reservation() {
+    pollster::block_on(async {
+        for mode in ["open", "local"] {
+            let clock = ManualClock::new();
+            let policy = Policy::new("api", ["100/minute"]).per(["key"]);
+            let store = Double::new(&clock);
+            let policies = PolicySet::new([policy.failing(mode.parse().unwrap())]).unwrap();
+            let builder = SharedLimiter::builder(store.clone()).clock(clock).max_keys(2);
+            let limiter = builder.policies(policies).build().unwrap();
+            store.fail(StoreError::TimedOut);
+            let mut settled = Vec::new();
+            let mut reservations = Vec::new();
+            for _ in 0..4 {
+                let reserved = limiter.reserve("alice", 5, TTL).await.unwrap();
+                reservations.push(reserved.into_result().unwrap());
+            }
+            for reservation in reservations {
+                settled.push(reservation.settle(1).await.unwrap());
+            }
+            let left = limiter.peek("alice").await.unwrap().remaining();
+            if mode == "open" {
+                assert_eq!((settled, left), (vec![true; 4], 100), "nothing was charged");
+            } else {
+                assert_eq!((settled, left), (vec![true, true, false, false], 88));
+            }
+        }
+    });
+}
+
+/// One domain cannot use up the room of another with reservations.
+#[test]
+fn each_domain_has_a_share_of_the_open_reservations() {
+    let policy = |name: &str, domain: &str| {
+        Policy::new(name, ["1000000/hour"]).per(["key"]).in_domain(domain)
+    };
+    let policies = PolicySet::new([policy("a", "greedy"), policy("b", "other")]).unwrap();
+    let builder = Limiter::builder().policies(policies).max_keys(40).clock(ManualClock::new());
+    let limiter = builder.build().unwrap();
+    let reserve = |domain: &'static str| {
+        let request = alice().in_domain(domain);
+        std::iter::repeat_with(|| limiter.reserve_request(&request, TTL).is_ok())
+            .take_while(|is_reserved| *is_reserved)
+            .count()
+    };
+    assert_eq!(reserve("greedy"), 30, "its guarantee of 10, and the 20 for all");
+    assert_eq!(reserve("other"), 10, "its guarantee");
 }
 
 /// The caller can retry until the ttl is over.

@@ -11,8 +11,8 @@ use std::{
 
 use pacegate::{
     Charge, CheckError, Clock, Decision, KeyBuf, KeyRef, Limiter, ManualClock, MemoryStore,
-    Outcomes, Policy, PolicySet, Reply, Request, SharedLimiter, Store, StoreError, Task, Update,
-    WaitError,
+    Outcomes, Policy, PolicySet, Reply, Request, SettledCharges, SharedLimiter, Store, StoreError,
+    Task, Update, WaitError,
     algorithm::Outcome,
     policy::{FailureMode, Lease},
 };
@@ -142,7 +142,12 @@ impl Store for Double {
         self.answer(charges, || ready(self.store.reserve(charges, id, ttl)))
     }
 
-    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        id: u128,
+        actual: u64,
+    ) -> Reply<'_, Option<SettledCharges>> {
         self.answer(charges, || ready(self.store.settle(charges, id, actual)))
     }
 

@@ -1,14 +1,20 @@
 //! `Policy::notify` and `LimiterBuilder::on_threshold`.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Waker},
+    time::Duration,
 };
 
 use pacegate::{
-    Algorithm, Charge, Claim, Counter, Limit, Limiter, ManualClock, MemoryStore, Outcomes, Policy,
-    PolicyName, PolicySet, Reply, Request, SharedLimiter, Store, StoreError, ThresholdEvent,
-    Timestamp, Update,
+    Algorithm, Charge, Claim, Counter, KeyBuf, Limit, Limiter, ManualClock, MemoryStore, Outcomes,
+    Policy, PolicyName, PolicySet, Reply, Request, SharedLimiter, Store, StoreError, Task,
+    ThresholdEvent, Timestamp, Update,
     policy::{Condition, Match, Threshold},
 };
 use pacegate_testkit::{Crossing, History, Op};
@@ -59,10 +65,20 @@ fn follow(history: &History) -> Vec<Crossing> {
     let (mut limit, mut now) = (history.limit, history.start);
     clock.set(now);
     let policy: PolicyName = "plan".parse().unwrap();
+    let mut reservations = Vec::new();
     for op in &history.ops {
         let charge = Charge::new(policy, "key", limit).counter(Counter::Policy);
         match *op {
-            Op::Reserve(..) | Op::Settle(..) => {}
+            Op::Reserve(estimate, ttl) => {
+                let charge = charge.cost(estimate.min(limit.capacity()));
+                let reserved = limiter.charges().reserve(&[charge], Duration::from_micros(ttl));
+                reservations.push(reserved.unwrap().reservation);
+            }
+            Op::Settle(number, actual) => {
+                if let Some(Some(reservation)) = reservations.get(number as usize) {
+                    limiter.settle(reservation.id(), actual);
+                }
+            }
             Op::Pass(micros) => {
                 now = Timestamp::from_micros(now.as_micros() + micros);
                 clock.set(now);
@@ -205,6 +221,28 @@ fn a_reservation_reports_its_estimate() {
     assert_eq!(events.percentages(), [100]);
 }
 
+/// The units beyond an estimate are charged when it is settled.
+#[test]
+fn a_settlement_reports_the_thresholds_that_its_debt_reaches() {
+    let ttl = Duration::from_secs(60);
+    for (actual, expected) in [(9, &[80][..]), (10, &[80, 100]), (12, &[80, 100]), (5, &[])] {
+        let (limiter, _, events) = watched(Limit::per_hour(10));
+        let reservation = limiter.reserve("alice", 5, ttl).unwrap().into_result().unwrap();
+        assert_eq!(events.percentages(), [1, 50]);
+        assert!(reservation.settle(actual));
+        assert_eq!(events.percentages(), expected, "{actual}");
+    }
+    let (store, events) = (Arc::new(MemoryStore::default()), Events::default());
+    let limiter = SharedLimiter::builder(store).policies(policies(Limit::per_hour(10)));
+    let limiter = limiter.on_threshold(events.receiver()).build().unwrap();
+    pollster::block_on(async {
+        let reserved = limiter.reserve("alice", 5, ttl).await.unwrap();
+        assert!(reserved.into_result().unwrap().settle(9).await.unwrap());
+        let _ = limiter.check("alice").await.unwrap();
+    });
+    assert_eq!(events.percentages(), NOTIFY);
+}
+
 #[test]
 fn overrides_and_batches_report_too() {
     let plan = Policy::new("plan", ["10/hour"]).per(["user"]).notify([100]);
@@ -239,12 +277,29 @@ fn keys_in_the_overflow_counter_report_nothing() {
     assert_eq!(events.percentages(), NONE);
 }
 
-/// A store that several limiters share, with one claim for all events.
-#[derive(Debug, Default)]
+/// A store that several limiters share. An event is that of one key.
+#[derive(Default)]
 struct Claiming {
     memory: MemoryStore,
-    claims: Mutex<Vec<([u64; 2], u128)>>,
+    claims: Mutex<HashMap<(KeyBuf, [u64; 2]), u128>>,
     is_down: AtomicBool,
+    /// Claims fail.
+    loses_claims: AtomicBool,
+    tasks: Mutex<Vec<Task>>,
+}
+
+impl fmt::Debug for Claiming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Claiming")
+    }
+}
+
+impl Claiming {
+    /// Polls the tasks that are not complete.
+    fn poll(&self) {
+        let cx = &mut Context::from_waker(Waker::noop());
+        self.tasks.lock().unwrap().retain_mut(|task| task.as_mut().poll(cx).is_pending());
+    }
 }
 
 impl Store for Claiming {
@@ -259,13 +314,18 @@ impl Store for Claiming {
         self.memory.update(charge, update)
     }
 
-    fn claim(&self, _: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
-        let mut claims = self.claims.lock().unwrap();
-        let owner = claims.iter().find(|(event, _)| *event == claim.event).map(|(_, owner)| *owner);
-        if owner.is_none() {
-            claims.push((claim.event, claim.owner));
+    fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
+        if self.loses_claims.load(Ordering::Relaxed) {
+            return Reply::Ready(Err(StoreError::TimedOut));
         }
-        Reply::Ready(Ok(owner.is_none_or(|owner| owner == claim.owner)))
+        let mut claims = self.claims.lock().unwrap();
+        let owner = claims.entry((charge.key.to_buf(), claim.event)).or_insert(claim.owner);
+        Reply::Ready(Ok(*owner == claim.owner))
+    }
+
+    fn spawn(&self, task: Task) {
+        self.tasks.lock().unwrap().push(task);
+        self.poll();
     }
 }
 
@@ -302,6 +362,40 @@ fn the_next_charge_of_a_window_reports_a_crossing_whose_answer_was_lost() {
     assert_eq!(events.percentages(), [80]);
     let _ = pollster::block_on(limiter.check("alice")).unwrap();
     assert_eq!(events.percentages(), NONE);
+}
+
+/// A process remembers a bounded number of events. The store knows the others.
+#[test]
+fn an_event_that_the_process_has_forgotten_is_not_reported_again() {
+    let store = Arc::new(Claiming::default());
+    let (limiter, events) = replica(&store);
+    let keys = 140_000;
+    for key in 0..keys {
+        let _ = pollster::block_on(limiter.check_cost(key, 8)).unwrap();
+    }
+    assert_eq!(events.percentages().len(), keys);
+    for key in 0..100 {
+        let _ = pollster::block_on(limiter.check(key)).unwrap();
+    }
+    assert_eq!(events.percentages(), NONE);
+}
+
+/// A simulation replaces the clock, and must not wait for a real timer.
+#[test]
+fn a_failed_claim_is_repeated_by_the_clock_of_the_limiter() {
+    let (store, clock, events) =
+        (Arc::new(Claiming::default()), ManualClock::new(), Events::default());
+    let limiter = SharedLimiter::builder(store.clone()).policies(policies(limit("10/day")));
+    let limiter = limiter.clock(clock.clone()).on_threshold(events.receiver()).build().unwrap();
+    store.loses_claims.store(true, Ordering::Relaxed);
+    let _ = pollster::block_on(limiter.check("alice")).unwrap();
+    store.loses_claims.store(false, Ordering::Relaxed);
+    clock.advance(Duration::from_millis(99));
+    store.poll();
+    assert_eq!(events.percentages(), NONE);
+    clock.advance(Duration::from_millis(1));
+    store.poll();
+    assert_eq!(events.percentages(), [1]);
 }
 
 #[test]

@@ -10,17 +10,27 @@ use super::{
     lock::Guard,
     logs::Logs,
     overflow::Overflows,
+    returns::ReturnMark,
     share::Share,
     table::Table,
 };
 use crate::{
-    Limit, Outcomes,
+    Algorithm, Limit, Outcomes,
     algorithm::{self, Excess, Outcome, State},
     clock::Timestamp,
 };
 
-/// One state for each slot.
-pub(super) type States = SmallVec<[State; 4]>;
+/// One for each slot.
+pub(super) type ChargedStates = SmallVec<[ChargedState; 4]>;
+
+/// A state just after a charge.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ChargedState {
+    /// Of a log, its instant only.
+    pub(super) state: State,
+    /// Of a bucket: the units that were returned to it before.
+    pub(super) mark: Option<ReturnMark>,
+}
 
 /// A charge whose key has been hashed.
 #[derive(Clone, Copy, Debug)]
@@ -200,8 +210,8 @@ impl MemoryStore {
     }
 
     /// Decides the slots of one request as [`MemoryStore::charge_all`] does. Also returns the state of each key just
-    /// after that; of a log, its instant only.
-    pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, States, u64) {
+    /// after that.
+    pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, ChargedStates, u64) {
         let inner = self.shards();
         if let [slot] = slots
             && !slot.limit.algorithm().keeps_log()
@@ -211,19 +221,21 @@ impl MemoryStore {
             let now = table.shard_clock.advance(&inner.time, read);
             let sweep = table.shard_clock.sweep_is_due();
             let outcome = inner.charge_alone(&mut table, slot, now);
-            let state = Shard::Cells(table).state(slot.id, now);
+            let charged = Shard::Cells(table).charged(slot, &outcome, now);
             inner.sweep_times(sweep.into());
-            return (Outcomes::from_iter([outcome]), States::from_iter([state]), now);
+            let charged = ChargedStates::from_iter([charged]);
+            return (Outcomes::from_iter([outcome]), charged, now);
         }
         let mut locked = inner.lock_all(slots);
         let (now, sweep) = locked.start_decision(inner);
         let outcomes = inner.charge_locked(&mut locked, slots, now);
-        let states = slots.iter().enumerate();
-        let states = states.map(|(place, slot)| locked.parts(place).0.state(slot.id, now));
-        let states = states.collect();
+        let pairs = slots.iter().zip(&*outcomes).enumerate();
+        let charged =
+            pairs.map(|(place, (slot, outcome))| locked.parts(place).0.charged(slot, outcome, now));
+        let charged = charged.collect();
         drop(locked);
         inner.sweep_times(sweep);
-        (outcomes, states, now)
+        (outcomes, charged, now)
     }
 }
 
@@ -469,13 +481,20 @@ impl<'a> Locked<'a> {
 }
 
 impl Shard<'_> {
-    /// Returns the state of a key; of a log, the instant only.
-    fn state(&self, id: Identity, now: u64) -> State {
-        match self {
-            Self::Cells(table) => table.find(id).map(|place| table.state(place)),
-            Self::Logs(_) => None,
+    /// Returns the state of a key that was charged.
+    fn charged(&mut self, slot: &Slot<'_>, outcome: &Outcome, now: u64) -> ChargedState {
+        let mut charged =
+            ChargedState { state: State::new(Timestamp::from_micros(now), 0, 0), mark: None };
+        if let Self::Cells(table) = self
+            && let Some(place) = table.find(slot.id)
+        {
+            charged.state = table.state(place);
+            let is_taken = outcome.is_admitted() && slot.cost > 0;
+            if is_taken && slot.limit.algorithm() == Algorithm::TokenBucket {
+                charged.mark = Some(table.mark_returns(slot.id));
+            }
         }
-        .unwrap_or_else(|| State::new(Timestamp::from_micros(now), 0, 0))
+        charged
     }
 
     fn shard_clock(&mut self) -> &mut ShardClock {

@@ -18,6 +18,7 @@ mod logs;
 mod loom_tests;
 mod overflow;
 pub(crate) mod reservations;
+mod returns;
 mod room;
 mod share;
 mod table;
@@ -41,15 +42,15 @@ use self::{
     lock::Lock,
     logs::Logs,
     overflow::Overflows,
-    reservations::{RESERVATION_SHARDS, Reservations, ReservedCharge},
+    reservations::{ChargeOrigin, RESERVATION_SHARDS, Reservations, ReservedCharge},
     room::Room,
     share::{Owner, Registry, Share},
     table::Table,
 };
-use super::{Charge, Store};
+use super::{Charge, SettledCharge, SettledCharges, Store};
 use crate::{
     Counter, KeyRef, Limit, Outcomes, Reply, StoreError, Update,
-    algorithm::{self, State},
+    algorithm::{self, Outcome, ReturnedTokens, State},
     clock::{Clock, Disciplined, SystemClock},
     policy::PolicyName,
 };
@@ -96,7 +97,8 @@ pub struct MemoryUsage {
     /// The number of charges since the store was created for which there was no room, so that the overflow budget of
     /// their policy decided. If it grows, raise `max_keys`.
     pub overflowed: u64,
-    /// The number of open reservations, including expired ones that are not removed yet. At most `max_keys`.
+    /// The number of open reservations, including expired ones that are not removed yet. At most `max_keys`, of which
+    /// each domain has a guaranteed share.
     pub reservations: usize,
 }
 
@@ -135,8 +137,8 @@ struct Shards {
     entries: Room,
     /// Shards of open reservations. No other lock is taken while one is locked.
     reservations: Box<[Padded<Lock<Reservations>>]>,
-    /// The number of open reservations, at most the maximum number of keys.
-    reserved: CachePadded<AtomicUsize>,
+    /// The room for open reservations.
+    reserved: Room,
     overflowed: CachePadded<AtomicU64>,
     /// The number of the next sweep, which selects the shard.
     next_tended: CachePadded<AtomicUsize>,
@@ -247,7 +249,7 @@ impl MemoryStore {
             max_keys: inner.keys.max(),
             bytes: cells * 32 + logs,
             overflowed: inner.overflowed.load(Ordering::Relaxed),
-            reservations: inner.reserved.load(Ordering::Relaxed),
+            reservations: inner.reserved.used(),
         }
     }
 
@@ -323,6 +325,8 @@ impl MemoryStore {
         if let Some(place) = table.find(slot.id) {
             let state = table.state_mut(place);
             *state = algorithm::refund(slot.limit, *state, now, slot.cost);
+            let returned = ReturnedTokens { refunded: slot.cost, settled: 0 };
+            table.count_returned(slot.id, returned);
         }
     }
 
@@ -468,19 +472,36 @@ impl Store for MemoryStore {
             charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
         let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
-        let counter = |place: usize| Some((charges[place].policy, charges[place].counter));
-        let reserved = self.reserve_slots(&slots, counter, (id, ttl));
+        let origin = |place: usize| {
+            let Charge { policy, counter, .. } = charges[place];
+            ChargeOrigin { counter: Some((policy, counter)), key: None }
+        };
+        let reserved = self.reserve_slots(&slots, origin, (id, ttl));
         Reply::Ready(reserved.map(|(outcomes, _)| outcomes))
     }
 
-    fn settle(&self, charges: &[Charge<'_>], id: u128, actual: u64) -> Reply<'_, bool> {
-        let current_limit = |reserved: &ReservedCharge| {
-            let identity = |charge: &Charge<'_>| self.identity(&self.scope_of(charge), charge.key);
-            let current = charges.iter().find(|charge| identity(charge) == reserved.id);
-            let current = current.map(|charge| (charge.limit, charge.max_debt));
-            current.unwrap_or_else(|| reserved.unchanged_limit())
+    fn settle(
+        &self,
+        charges: &[Charge<'_>],
+        id: u128,
+        actual: u64,
+    ) -> Reply<'_, Option<SettledCharges>> {
+        let identity = |charge: &Charge<'_>| self.identity(&self.scope_of(charge), charge.key);
+        let ids: SmallVec<[Identity; 4]> = charges.iter().map(identity).collect();
+        let place = |reserved: &ReservedCharge| ids.iter().position(|id| *id == reserved.id);
+        let current_limit = |reserved: &ReservedCharge| match place(reserved) {
+            Some(place) => (charges[place].limit, charges[place].max_debt),
+            None => reserved.unchanged_limit(),
         };
-        Reply::Ready(Ok(self.settle_reservation(id, actual, current_limit, |_| {})))
+        let mut settled = vec![None; charges.len()];
+        let each = |reserved: &ReservedCharge, _: Limit, beyond: Option<(Outcome, u64)>| {
+            let beyond = beyond.map(|(outcome, now)| Outcome { decided_at: now, ..outcome });
+            if let Some(place) = place(reserved) {
+                settled[place] = Some(SettledCharge::new(reserved.units, beyond));
+            }
+        };
+        let is_open = self.settle_reservation(id, actual, current_limit, each);
+        Reply::Ready(Ok(is_open.then_some(settled)))
     }
 }
 
@@ -510,16 +531,17 @@ impl Shards {
             reservations: (0..RESERVATION_SHARDS)
                 .map(|_| Padded(Lock::new(Reservations::default())))
                 .collect(),
-            reserved: CachePadded::new(AtomicUsize::new(0)),
+            reserved: Room::new(max_keys),
             overflowed: CachePadded::new(AtomicU64::new(0)),
             next_tended: CachePadded::new(AtomicUsize::new(0)),
         }
     }
 
-    /// Gives the share of a tag its guarantees for keys and log entries.
+    /// Gives the share of a tag its guarantees for keys, log entries and reservations.
     fn open(&self, tag: Owner) {
         self.keys.open(tag.share());
         self.entries.open(tag.share());
+        self.reserved.open(tag.share());
     }
 
     #[inline]

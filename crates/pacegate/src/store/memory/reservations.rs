@@ -12,12 +12,15 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    MemoryStore, Ordering, Shards, Slot,
+    MemoryStore, Shards, Slot,
+    charge::ChargedState,
     identity::{Identity, Scope},
+    room::Room,
+    share::Share,
 };
 use crate::{
-    Counter, Excess, Limit, Outcomes, PolicyName, StoreError,
-    algorithm::{self, Origin, State},
+    Algorithm, Counter, Excess, KeyBuf, Limit, Outcomes, PolicyName, StoreError,
+    algorithm::{self, Origin, Outcome, ReturnedTokens},
 };
 
 /// One shard of the open reservations.
@@ -31,36 +34,48 @@ pub(super) struct Reservations {
 #[derive(Debug)]
 struct OpenReservation {
     expires: u64,
+    /// The share whose room it takes.
+    share: Share,
     charges: SmallVec<[ReservedCharge; 1]>,
 }
 
 /// Units of a reservation under one limit.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ReservedCharge {
     scope: Scope,
     pub(crate) id: Identity,
     pub(crate) limit: Limit,
+    pub(crate) origin: ChargeOrigin,
+    pub(crate) units: u64,
+    /// The state just after the charge. `None` if the units were taken from an overflow budget, which gets none back.
+    charged: Option<ChargedState>,
+}
+
+/// The origin of a reserved charge.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChargeOrigin {
     /// The policy and its counter, to find the current limit. `None`: the limit never changes.
     pub(crate) counter: Option<(PolicyName, Counter)>,
-    units: u64,
-    /// The state just after the charge. `None` if the units were taken from an overflow budget, which gets none back.
-    charged: Option<State>,
+    /// The key, if threshold events may need it.
+    pub(crate) key: Option<Box<KeyBuf>>,
 }
 
 /// The number of shards.
 pub(super) const RESERVATION_SHARDS: usize = 16;
 
 impl MemoryStore {
-    /// Charges slots, all or nothing. If they are admitted, stores them as reservation `id`. `counter` returns the
-    /// counter of a slot, if its limit may change.
+    /// Charges slots, all or nothing. If they are admitted, stores them as reservation `id`. `origin` returns the
+    /// origin of a slot. There is at least one slot. If no charge was taken, because all limits are in shadow mode and
+    /// have no room, nothing is stored.
     pub(crate) fn reserve_slots(
         &self,
         slots: &[Slot<'_>],
-        counter: impl Fn(usize) -> Option<(PolicyName, Counter)>,
+        origin: impl Fn(usize) -> ChargeOrigin,
         (id, ttl): (u128, Duration),
     ) -> Result<(Outcomes, u64), StoreError> {
         let inner = self.shards();
-        if !inner.room_for_reservation() {
+        let share = slots.first().map_or(Share::INLINE, Slot::share);
+        if !inner.room_for_reservation(share) {
             let problem =
                 "too many open reservations: settle them, shorten their ttl, or raise max_keys";
             return Err(StoreError::Unavailable(problem.to_owned()));
@@ -68,51 +83,56 @@ impl MemoryStore {
         let (outcomes, states, now) = self.charge_and_read(slots);
         let fits =
             slots.iter().zip(&*outcomes).all(|(slot, it)| it.is_admitted() || !slot.enforced);
-        if !fits {
-            inner.reserved.fetch_sub(1, Ordering::Relaxed);
-            return Ok((outcomes, now));
-        }
         let pairs = slots.iter().zip(&*outcomes).zip(states).enumerate();
-        let taken = pairs.filter(|(_, ((_, outcome), _))| outcome.is_admitted());
+        let taken = pairs.filter(|(_, ((_, outcome), _))| fits && outcome.is_admitted());
         let charges = taken.map(|(place, ((slot, outcome), state))| {
             let charged = (outcome.origin != Origin::Overflow).then_some(state);
-            let (counter, units) = (counter(place), slot.cost);
+            let (origin, units) = (origin(place), slot.cost);
             let Slot { scope: &scope, id, limit: &limit, .. } = *slot;
-            ReservedCharge { scope, id, limit, counter, units, charged }
+            ReservedCharge { scope, id, limit, origin, units, charged }
         });
         let expires = now.saturating_add(algorithm::micros(ttl));
-        let reservation = OpenReservation { expires, charges: charges.collect() };
-        let expired = inner.reservations_of(id).lock().insert(id, reservation, now);
-        if expired > 0 {
-            inner.reserved.fetch_sub(expired, Ordering::Relaxed);
+        let reservation = OpenReservation { expires, share, charges: charges.collect() };
+        if reservation.charges.is_empty() {
+            inner.reserved.give_back(share, 1);
+        } else {
+            inner.reservations_of(id).lock().insert(id, reservation, now, &inner.reserved);
         }
         Ok((outcomes, now))
     }
 
     /// Ends reservation `id`: returns the units that were not used, or records those beyond the reserved ones as debt,
     /// to each limit independently. `current_limit` returns the limit that applies now, and its maximum debt. `each` is
-    /// called for each counter. Returns `false` if the reservation is not open.
+    /// called for each counter, with the outcome of the charge beyond the reserved units, if there was one, and its
+    /// instant. Returns `false` if the reservation is not open.
     pub(crate) fn settle_reservation(
         &self,
         id: u128,
         actual: u64,
         current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
-        mut each: impl FnMut(Identity),
+        mut each: impl FnMut(&ReservedCharge, Limit, Option<(Outcome, u64)>),
     ) -> bool {
         let inner = self.shards();
         let Some(reservation) = inner.reservations_of(id).lock().remove(id) else { return false };
-        inner.reserved.fetch_sub(1, Ordering::Relaxed);
+        inner.reserved.give_back(reservation.share, 1);
         if reservation.expires <= inner.time.now() {
             return false;
         }
         for charge in &reservation.charges {
-            self.settle_charge(charge, current_limit(charge), actual);
-            each(charge.id);
+            let (limit, max_debt) = current_limit(charge);
+            let outcome = self.settle_charge(charge, (limit, max_debt), actual);
+            each(charge, limit, outcome);
         }
         true
     }
 
-    fn settle_charge(&self, charge: &ReservedCharge, (limit, max): (Limit, u64), actual: u64) {
+    /// Returns the outcome of a charge beyond the reserved units, and its instant.
+    fn settle_charge(
+        &self,
+        charge: &ReservedCharge,
+        (limit, max): (Limit, u64),
+        actual: u64,
+    ) -> Option<(Outcome, u64)> {
         let slot = Slot {
             scope: &charge.scope,
             id: charge.id,
@@ -122,31 +142,40 @@ impl MemoryStore {
             enforced: true,
             excess: Excess::Debt { max }.under(&limit),
         };
-        match charge.charged {
-            _ if slot.cost == 0 => {}
-            _ if actual > charge.units => drop(self.charge_all(&[slot])),
-            Some(charged) => self.return_units(&slot, charged),
-            None => {}
+        if actual > charge.units {
+            let (outcomes, now) = self.charge_all(&[slot]);
+            return outcomes.first().map(|outcome| (*outcome, now));
         }
+        if let Some(charged) = charge.charged.filter(|_| slot.cost > 0) {
+            self.return_units(&slot, charge.units, charged);
+        }
+        None
     }
 
-    /// Returns up to the cost of the slot to where it was charged.
-    fn return_units(&self, slot: &Slot<'_>, charged: State) {
+    /// Returns up to the cost of the slot to where `reserved` units were charged.
+    fn return_units(&self, slot: &Slot<'_>, reserved: u64, charged: ChargedState) {
         let inner = self.shards();
+        let charged_at = charged.state.at().as_micros();
         if slot.limit.algorithm().keeps_log() {
             let mut logs = inner.logs_of(slot.id).lock();
             let now = logs.shard_clock.advance(&inner.time, inner.time.now());
-            let units = (charged.at().as_micros(), slot.cost);
-            let freed = logs.return_units(slot.id, slot.limit, now, units);
+            let freed = logs.return_units(slot.id, slot.limit, now, (charged_at, slot.cost));
             inner.entries.give_back(slot.share(), freed);
             return;
         }
         let mut table = inner.cells_of(slot.id).lock();
         let now = table.shard_clock.advance(&inner.time, inner.time.now());
-        if let Some(place) = table.find(slot.id) {
-            let state = table.state_mut(place);
-            *state = algorithm::return_units(slot.limit, *state, now, charged, slot.cost);
+        let Some(place) = table.find(slot.id) else { return };
+        let mut units = slot.cost;
+        if slot.limit.algorithm() == Algorithm::TokenBucket {
+            let since = charged.mark.and_then(|mark| table.returned_since(slot.id, mark));
+            let owed =
+                |since| algorithm::owed_units(slot.limit, now, charged.state, reserved, since);
+            units = units.min(since.map_or(0, owed));
+            table.count_returned(slot.id, ReturnedTokens { settled: units, refunded: 0 });
         }
+        let state = table.state_mut(place);
+        *state = algorithm::return_units(slot.limit, *state, now, charged_at, units);
     }
 }
 
@@ -158,25 +187,20 @@ impl ReservedCharge {
 }
 
 impl Shards {
-    /// Takes room for a reservation.
+    /// Takes room for a reservation, which is that of a share as for keys.
     #[inline]
-    fn room_for_reservation(&self) -> bool {
-        let open = self.reserved.fetch_add(1, Ordering::Relaxed);
-        open < self.keys.max() || self.expire_reservations()
+    fn room_for_reservation(&self, share: Share) -> bool {
+        self.reserved.take(share, 1) || self.expire_reservations(share)
     }
 
-    /// Removes all expired reservations. Returns `false`, and the room that was taken, if that is not enough.
+    /// Removes all expired reservations, and takes room again.
     #[cold]
-    fn expire_reservations(&self) -> bool {
+    fn expire_reservations(&self, share: Share) -> bool {
         let now = self.time.now();
-        let shards = self.reservations.iter();
-        let expired: usize = shards.map(|shard| shard.0.lock().expire(now, usize::MAX)).sum();
-        let before = self.reserved.fetch_sub(expired, Ordering::Relaxed);
-        let has_room = before - expired <= self.keys.max();
-        if !has_room {
-            self.reserved.fetch_sub(1, Ordering::Relaxed);
+        for shard in &self.reservations {
+            shard.0.lock().expire(now, usize::MAX, &self.reserved);
         }
-        has_room
+        self.reserved.take(share, 1)
     }
 
     fn reservations_of(&self, id: u128) -> &super::Lock<Reservations> {
@@ -185,32 +209,33 @@ impl Shards {
 }
 
 impl Reservations {
-    /// Adds a reservation, and removes a few expired ones. Returns the number of the latter.
-    fn insert(&mut self, id: u128, reservation: OpenReservation, now: u64) -> usize {
-        let expired = self.expire(now, 4);
+    /// Adds a reservation, and removes a few expired ones.
+    fn insert(&mut self, id: u128, reservation: OpenReservation, now: u64, room: &Room) {
+        self.expire(now, 4, room);
         if self.due.len() >= 64 && self.due.len() > 2 * self.open.len() {
             let open = &self.open;
             self.due.retain(|Reverse((_, id))| open.contains_key(id));
         }
         self.due.push(Reverse((reservation.expires, id)));
         self.open.insert(id, reservation);
-        expired
     }
 
     fn remove(&mut self, id: u128) -> Option<OpenReservation> {
         self.open.remove(&id)
     }
 
-    /// Removes up to `max` expired reservations, and returns their number.
-    fn expire(&mut self, now: u64, max: usize) -> usize {
+    /// Removes up to `max` expired reservations, and returns their room.
+    fn expire(&mut self, now: u64, max: usize, room: &Room) {
         let mut expired = 0;
         while let Some(&Reverse((due, id))) = self.due.peek()
             && due <= now
             && expired < max
         {
             self.due.pop();
-            expired += usize::from(self.open.remove(&id).is_some());
+            if let Some(reservation) = self.open.remove(&id) {
+                room.give_back(reservation.share, 1);
+                expired += 1;
+            }
         }
-        expired
     }
 }

@@ -3,8 +3,12 @@
 //! A cell is found by linear probing from the line its identity names, so a lookup is one or two adjacent cache lines.
 //! Removal shifts later cells back over the hole, so the table needs neither tombstones nor compaction.
 
-use super::{ShardClock, identity::Identity};
-use crate::algorithm::State;
+use super::{
+    ShardClock,
+    identity::Identity,
+    returns::{ReturnCounts, ReturnMark},
+};
+use crate::algorithm::{ReturnedTokens, State};
 
 /// The cells of one shard, and its clock.
 #[derive(Debug, Default)]
@@ -14,6 +18,8 @@ pub(super) struct Table {
     /// The cell at which the next sweep starts.
     hand: usize,
     pub(super) shard_clock: ShardClock,
+    /// Allocated for the first reservation of a bucket.
+    returns: Option<Box<ReturnCounts>>,
 }
 
 /// Two cells in one cache line.
@@ -129,6 +135,7 @@ impl Table {
 
     /// Empties the cell at `place` and closes the gap.
     pub(super) fn remove(&mut self, place: usize) {
+        self.forget_returns(self.cell(place).id);
         let mut hole = place;
         let mut probe = place;
         loop {
@@ -207,7 +214,35 @@ impl Table {
             self.lines = vec![CacheLine([Cell::EMPTY; 2]); lines].into_boxed_slice();
         }
         for cell in cells() {
-            if keep(&cell) { self.put(cell) } else { removed(cell.id) }
+            if keep(&cell) {
+                self.put(cell);
+            } else {
+                self.forget_returns(cell.id);
+                removed(cell.id);
+            }
+        }
+    }
+
+    /// Returns the number of tokens that were returned to a key. Counts them from now on. The key has a cell.
+    pub(super) fn mark_returns(&mut self, id: Identity) -> ReturnMark {
+        self.returns.get_or_insert_default().mark(id)
+    }
+
+    /// Returns the tokens that were returned to a key since `mark`. `None` if its cell was removed meanwhile.
+    pub(super) fn returned_since(&self, id: Identity, mark: ReturnMark) -> Option<ReturnedTokens> {
+        self.returns.as_ref()?.since(id, mark)
+    }
+
+    /// Counts tokens that were returned to a key, if its reservations need their number.
+    pub(super) fn count_returned(&mut self, id: Identity, tokens: ReturnedTokens) {
+        if let Some(returns) = &mut self.returns {
+            returns.add(id, tokens);
+        }
+    }
+
+    fn forget_returns(&mut self, id: Identity) {
+        if let Some(returns) = &mut self.returns {
+            returns.forget(id);
         }
     }
 
