@@ -165,7 +165,7 @@ impl SharedLimiter {
     /// # Errors
     ///
     /// [`CheckError::Cost`] if an enforced limit never admits the estimate. [`CheckError::Store`] if the store has no
-    /// reservations, if a limit has a custom algorithm, or if the keys are longer than 4,000 bytes.
+    /// reservations, if a limit has a custom algorithm, or if the keys are too long for an id: 12,000 bytes in all.
     ///
     /// # Cancellation
     ///

@@ -56,9 +56,14 @@ impl ReservationId {
         let length = |charge: &Charge<'_>| {
             128 + [charge.key, charge.tag].map(key_length).iter().sum::<usize>()
         };
-        if charges.iter().map(length).sum::<usize>() > Self::MAX_LENGTH / 4 * 3 - 32 {
-            let problem = "the keys of a reservation are too long: use at most 4,000 bytes";
-            return Err(StoreError::Unsupported(problem.to_owned()));
+        let (length, max) =
+            (charges.iter().map(length).sum::<usize>(), Self::MAX_LENGTH / 4 * 3 - 32);
+        if length > max {
+            let problem = format!(
+                "the keys and tags of a reservation are too long for its id: {length} bytes with 128 for each limit, of \
+                 at most {max}"
+            );
+            return Err(StoreError::Unsupported(problem));
         }
         Ok(Self { number, place: Place::Store(charges.iter().map(ChargeBuf::from).collect()) })
     }
@@ -233,7 +238,8 @@ mod tests {
     fn an_id_that_is_too_long_is_rejected() {
         let key = "x".repeat(20_000);
         let charge = Charge::new(PolicyName::INLINE, key.as_str(), Limit::per_hour(3));
-        assert!(ReservationId::in_store(1, &[charge]).is_err());
+        let error = ReservationId::in_store(1, &[charge]).unwrap_err().to_string();
+        assert!(error.contains("40128 bytes") && error.contains("at most 12256"), "{error}");
         assert!("A".repeat(20_000).parse::<ReservationId>().is_err());
     }
 
