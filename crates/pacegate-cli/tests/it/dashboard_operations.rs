@@ -145,7 +145,7 @@ fn degraded_decisions_have_their_own_series() {
     assert_eq!(shown.check(&json!({ "path": "/api/x", "user": "alice" })), 200);
     shown.page.wait_until(&has("#timeline .chart-legend", "degraded (decided by failure modes)"));
     shown.page.wait_until(
-        "document.querySelector('#timeline path.area[style*=\"--chart-degraded\"]') !== null",
+        "document.querySelector('#timeline path.line[style*=\"--chart-degraded\"]') !== null",
     );
     let colours = "['degraded', 'allowed', 'denied', 'shadow'].map(name => \
                    getComputedStyle(document.querySelector('.chart')).getPropertyValue(`--chart-${name}`))";
