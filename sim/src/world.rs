@@ -21,7 +21,7 @@ use crate::{
     oracle,
     panics::Panics,
     redis::Redis,
-    scenario::Scenario,
+    scenario::{FaultKind, Scenario},
     trace::Trace,
     workload,
 };
@@ -207,6 +207,39 @@ impl World {
         }
     }
 
+    /// Checks that all permits were returned but those that clients forgot. If hosts crashed or the server lost data, they
+    /// expire later.
+    async fn check_returned_permits(&self) {
+        let has_crashes = self.scenario.faults.contains(&FaultKind::Crash);
+        if has_crashes || !self.network.disturbances().is_empty() {
+            return;
+        }
+        let mut random = Random::new(0);
+        for (index, policy) in self.scenario.policies.iter().enumerate() {
+            for key in (0..self.scenario.keys).filter(|_| policy.holds_permits()) {
+                let left = workload::peek(self, index, key, &mut random).await;
+                let left = left.map_or(0, |answer| answer.remaining);
+                let forgotten: u64 = self.history.change(|events| {
+                    let is_forgotten = |check: &&Check| {
+                        let is_held = check.store_answer().is_some_and(|answer| answer.is_allowed);
+                        let is_meant = check.key == key && check.policies.contains(&index);
+                        is_held
+                            && is_meant
+                            && check.kind == Kind::Permit
+                            && check.released.is_none()
+                    };
+                    events.checks.iter().filter(is_forgotten).map(|check| check.cost).sum()
+                });
+                let amount = policy.limits[0][0].amount();
+                if left + forgotten < amount {
+                    self.history.violation(format!(
+                        "policy {index}, key {key}: {left} of {amount} permits are free, {forgotten} forgotten"
+                    ));
+                }
+            }
+        }
+    }
+
     /// Waits until permits that were not returned have expired.
     async fn expire_permits(&self) {
         let held = self.history.change(|events| {
@@ -262,6 +295,7 @@ impl World {
             }
             sleep(PROBE_INTERVAL).await;
         }
+        self.check_returned_permits().await;
         self.expire_permits().await;
         self.check_counters().await;
     }

@@ -22,8 +22,6 @@ struct Charged {
     last: u64,
     /// The virtual time at which a permit was certainly returned.
     returned: Option<u64>,
-    /// Units beyond the limit count too.
-    is_debt: bool,
 }
 
 /// Number of charges after which a bucket is assumed to have been empty.
@@ -96,7 +94,6 @@ impl Judge<'_> {
                 first: it.ran,
                 last: it.ran.max(renewed.unwrap_or(0)),
                 returned: it.check.returned.filter(|_| holds_permits),
-                is_debt: it.check.kind == Kind::Spent,
             });
         }
         let mut unknown = Vec::new();
@@ -110,7 +107,6 @@ impl Judge<'_> {
                     first: check.started,
                     last,
                     returned: None,
-                    is_debt: check.kind == Kind::Spent,
                 });
             }
         }
@@ -124,7 +120,6 @@ impl Judge<'_> {
                 first: extra.started,
                 last,
                 returned: None,
-                is_debt: true,
             });
         }
         // Intervals of one list do not contain each other, or not by much.
@@ -214,28 +209,35 @@ impl Judge<'_> {
             let is_returned = one.returned.is_some_and(|at| at < it.check.started);
             one.index != it.index && one.first <= it.ran && !is_returned
         };
-        let place = |one: &Charged| (one.at.min(it.at), one.units, one.is_debt);
+        let place = |one: &Charged| (one.at.min(it.at), one.units);
         let from = it.at.saturating_sub(horizon + if is_cached { DENY_CACHE_AGE } else { 0 });
         let mut placed: Vec<_> = charged
             .into_iter()
             .flatten()
             .filter(may_count)
             .map(place)
-            .filter(|(at, ..)| *at >= from)
+            .filter(|(at, _)| *at >= from)
             .collect();
         placed.sort_unstable();
         let mut model = Model::new(limit);
         if limit.algorithm() == Algorithm::TokenBucket {
             // Whatever was charged before.
             placed.drain(..placed.len().saturating_sub(MAX_BUCKET_CHARGES));
-            let from = placed.first().map_or(from, |(at, ..)| from.max(*at));
+            let from = placed.first().map_or(from, |(at, _)| from.max(*at));
             model.force(from, limit.capacity() + max_debt);
         }
-        // Only fixed windows tell debt from other units.
-        let is_window = limit.algorithm() == Algorithm::FixedWindow;
-        for (at, units, is_debt) in placed {
-            match is_debt && is_window {
-                true => drop(model.record(at, units, Excess::Debt { max: max_debt })),
+        // Only fixed windows tell debt from other units. The order of charges at one instant is unknown, so any of them
+        // may be the one that exceeds the limit.
+        let scenario = &self.world.scenario;
+        let may_owe = limit.algorithm() == Algorithm::FixedWindow
+            && (scenario.with_debt || scenario.with_reservations);
+        let excess = Excess::Debt { max: max_debt };
+        if may_owe {
+            model.record(from, limit.capacity() + max_debt, excess);
+        }
+        for (at, units) in placed {
+            match may_owe {
+                true => drop(model.record(at, units, excess)),
                 false => model.force(at, units),
             }
         }
