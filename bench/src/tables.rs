@@ -62,7 +62,8 @@ impl Results<'_> {
                     &format!("| {name}, {threads} thread{plural} | {own} | {batch} | {others} |\n");
             }
         }
-        out += "\n| bytes per key at 1 M keys | Pacegate | governor | throttlecrab | limitador |\n|---|---|---|---|---|\n";
+        out += "\n| bytes per key at 1 M keys | Pacegate | governor | throttlecrab | limitador |\n";
+        out += "|---|---|---|---|---|\n";
         for (name, case) in [("live", "1M keys"), ("after expiry", "1M keys, expired")] {
             let subjects = ["pacegate", "governor", "throttlecrab", "limitador"];
             let values = subjects.map(|subject| self.text(case, subject, BYTES)).join(" | ");
@@ -72,7 +73,8 @@ impl Results<'_> {
     }
 
     fn redis(&self) -> String {
-        let mut out = "\n| case | decisions per second | relative to (a) | p99 in µs, (a) | server CPU per decision in µs, \
+        let mut out = "\n| case | decisions per second | relative to (a) | p99 in µs, (a) | \
+             server CPU per decision in µs, \
              (a) | relative to (a) |\n|---|---|---|---|---|---|\n"
             .to_owned();
         for case in self.cases(RATE) {
@@ -108,7 +110,8 @@ impl Results<'_> {
             let others = others.map(|other| self.text(case, other, CPU)).join(" | ");
             out += &format!("| {name} | {own} | {others} |\n");
         }
-        out += "\n| on Redis | server CPU, µs | in memory | ratio | Redis CPU, µs | p99, ms |\n|---|---|---|---|---|---|\n";
+        out += "\n| on Redis | server CPU, µs | in memory | ratio | Redis CPU, µs | p99, ms |\n";
+        out += "|---|---|---|---|---|---|\n";
         for case in self.cases(CPU).into_iter().filter(|case| case.contains("on Redis")) {
             let own = |metric| self.text(case, "pacegate", metric);
             let memory = self.text(case, "the same", CPU);

@@ -71,7 +71,7 @@ pub fn rows(options: &Options) -> Vec<Row> {
                 rows.extend(runtime(threads).block_on(measure(&server, case, threads, rounds)));
             }
         }
-        if "reservations".contains(only) {
+        if options.includes("reservations") {
             rows.extend(runtime(1).block_on(reservations(&server, rounds)));
         }
     }

@@ -132,8 +132,8 @@ fn throttlecrab() -> io::Result<(Running, Throttlecrab)> {
     Ok((child, Throttlecrab { http, grpc, resp }))
 }
 
-/// Starts Pacegate as a user would, with free ports for these listeners; it logs their addresses. Returns those of HTTP,
-/// gRPC and RESP.
+/// Starts Pacegate as a user would, with free ports for these listeners; it logs their addresses. Returns those of
+/// HTTP, gRPC and RESP.
 pub fn start_pacegate(
     name: &str,
     config: &Path,

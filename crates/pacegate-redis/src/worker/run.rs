@@ -115,9 +115,9 @@ async fn serve(worker: &Arc<NodeWorker>, link: &mut Link, answered: &mut bool) -
     finish_others(worker, trips, Failure::Interrupted(worker.reason())).await
 }
 
-/// Divides the commands of a queue into round trips: two if they are the first in flight, and large, because server and
-/// worker would otherwise wait for each other in turns. Counters of another limiter are not split, since they may belong
-/// to one request.
+/// Divides the commands of a queue into round trips: two if they are the first in flight, and large, because server
+/// and worker would otherwise wait for each other in turns. Counters of another limiter are not split, since they may
+/// belong to one request.
 fn split(worker: &NodeWorker, mut commands: Vec<Command>, is_first: bool) -> Vec<Vec<Command>> {
     let cells: usize = commands.iter().map(|command| command.size().1).sum();
     let is_large = commands.len() > 1 && cells > SPLIT_CELLS;
@@ -132,7 +132,8 @@ fn split(worker: &NodeWorker, mut commands: Vec<Command>, is_first: bool) -> Vec
 }
 
 impl NodeWorker {
-    /// Returns everything that is queued, if that is at least `needed` requests. Otherwise the task is woken when it is.
+    /// Returns everything that is queued, if that is at least `needed` requests. Otherwise the task is woken as soon as
+    /// it is.
     fn take_queued(&self, needed: usize) -> Option<Queue> {
         let mut queue = self.queue.lock();
         queue.wake_at = needed;
