@@ -120,7 +120,7 @@ pub(crate) fn charge(
 ) -> (Outcome, u64) {
     if excess.is_recorded() {
         let (outcome, units) = record(limit, state, now, cost, excess);
-        return (outcome.by_fields(), units);
+        return (outcome, units);
     }
     let outcome = step(limit, state, now, cost);
     (outcome, if outcome.is_admitted() { cost } else { 0 })

@@ -146,11 +146,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     if state.at().as_micros() > now {
         rebase(limit, state, now);
     }
-    match limit.algorithm() {
-        // Inlined: this is the common case, and so short that a call would double its time.
-        Algorithm::FixedWindow => fixed_window::step(limit, state, now, cost),
-        _ => dispatch!(limit, step(limit, state, now, cost)).by_fields(),
-    }
+    dispatch!(limit, step(limit, state, now, cost))
 }
 
 /// After the clock has stepped back, moves a state back to the latest valid instant. Keeps the used units.

@@ -58,15 +58,6 @@ impl PartialEq for Outcome {
 impl Eq for Outcome {}
 
 impl Outcome {
-    /// Returns a copy of each field. Use it for the result of a call that is not inlined, next to results that are:
-    /// otherwise the compiler writes all of them to the same memory, word by word, and copies two words at once from there,
-    /// for which the CPU waits until both are written.
-    #[inline(always)]
-    pub(crate) fn by_fields(self) -> Self {
-        let Self { remaining, retry_after, reset_after, origin, decided_at } = self;
-        Self { remaining, retry_after, reset_after, origin, decided_at }
-    }
-
     /// Creates an admission with the remaining units and the time until everything is available again, rounded up to
     /// the microsecond.
     pub fn admitted(remaining: u64, reset_after: Duration) -> Self {

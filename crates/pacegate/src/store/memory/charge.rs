@@ -248,7 +248,7 @@ impl Shards {
                 let state = table.state_mut(place);
                 algorithm::charge(slot.limit, state, now, slot.cost, slot.excess).0
             }
-            None => self.charge_new(table, slot, now).by_fields(),
+            None => self.charge_new(table, slot, now),
         }
     }
 
