@@ -1,4 +1,8 @@
-use std::{fmt::Write as _, process::ExitCode};
+use std::{
+    fmt::Write as _,
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
 
 use serde_json::Value;
 
@@ -111,7 +115,23 @@ fn covered(text: &mut String, name: &str, policy: &Value) {
             (false, Some(wait)) => format!("exhausted, retry in {}", decider::short_time(wait)),
             (false, None) => "always denies".to_owned(),
         };
-        let _ = writeln!(text, "    {}: {state}", shown(&limit["limit"]));
+        let _ = writeln!(text, "    {}: {state}{}", shown(&limit["limit"]), window(limit));
+    }
+    let thresholds: Vec<_> = policy["notify"].as_array().into_iter().flatten().map(shown).collect();
+    if !thresholds.is_empty() {
+        let _ = writeln!(text, "    reports keys at {}", thresholds.join(", "));
+    }
+}
+
+/// Formats the window of a calendar period; empty for other limits.
+fn window(limit: &Value) -> String {
+    let time = |name: &str| {
+        let time = Duration::from_secs(limit["window"][name].as_u64()?);
+        SystemTime::UNIX_EPOCH.checked_add(time).map(httpdate::fmt_http_date)
+    };
+    match (time("start"), time("end")) {
+        (Some(start), Some(end)) => format!("; window from {start} to {end}"),
+        _ => String::new(),
     }
 }
 

@@ -278,13 +278,14 @@ export function limitLine(limit) {
   const left = `${whole(limit.remaining)} of ${whole(capacity)} left`;
   const { retry_after: retry, reset_after: reset } = limit;
   const again = retry === null ? `full again in ${duration(reset)}` : `retry in ${duration(retry)}`;
+  const until = limit.window ? `, window until ${new Date(1000 * limit.window.end).toLocaleString()}` : "";
   return make(
     "li",
     {},
     make("span.limit", {}, limit.limit),
     make("div.meter", {}, fill),
     make("span.number", {}, left),
-    make("span.quiet", {}, reset > 0 || retry !== null ? again : "nothing used"),
+    make("span.quiet", {}, (reset > 0 || retry !== null ? again : "nothing used") + until),
   );
 }
 

@@ -56,6 +56,7 @@ function memory(store) {
     ["Keys", whole(store.keys), `${share.toFixed(share < 10 ? 1 : 0)} % of ${number(store.max_keys)}`],
     ["Memory", bytes(store.bytes)],
     ["Overflowed", whole(store.overflowed ?? 0), "decisions on an overflow budget"],
+    ["Reservations", whole(store.reservations ?? 0), "open, not settled yet"],
   ];
 }
 

@@ -73,7 +73,7 @@ impl Blocks {
     }
 
     /// Returns the time that ends of blocks refer to: that of the store, or of this process.
-    fn now(&self) -> Timestamp {
+    pub(crate) fn now(&self) -> Timestamp {
         let offset = self.shared.as_ref().map_or(0, SharedBlocks::offset);
         let now = self.clock.now().as_micros().saturating_add_signed(offset);
         Timestamp::from_micros(now)

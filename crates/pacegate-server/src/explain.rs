@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pacegate::{
-    Charge, CheckError, Decision, Policy, Request,
+    Charge, CheckError, Decision, Limit, Policy, Request, Timestamp,
     policy::{Condition, Match, Missing, Mode},
 };
 use schemars::JsonSchema;
@@ -43,6 +43,9 @@ pub(crate) struct Explained {
     pub(crate) key: Option<Vec<Option<String>>>,
     /// Empty if the policy does not apply, or an override removes its limits.
     pub(crate) limits: Vec<LimitState>,
+    /// Parts of each limit at which a key is reported, such as `80%`. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notify: Vec<String>,
 }
 
 /// The first condition that a request does not meet.
@@ -66,6 +69,19 @@ pub(crate) struct LimitState {
     pub(crate) reset_after: Seconds,
     /// The source of the decision.
     pub(crate) source: &'static str,
+    /// The current window of a calendar period. Absent for other limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) window: Option<WindowModel>,
+}
+
+/// A window, by the clock of this server.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Window")]
+pub(crate) struct WindowModel {
+    /// Unix time in seconds.
+    start: u64,
+    /// Unix time in seconds.
+    end: u64,
 }
 
 /// A condition on an attribute.
@@ -104,7 +120,7 @@ pub(crate) async fn explain(
     for policy in all.filter(of_domain) {
         let replaced = engine.policies().override_for(policy.name, request);
         let charges = charges.iter().zip(&batch.each);
-        let explained = Explained::new(policy, request, replaced, charges);
+        let explained = Explained::new(policy, request, replaced, charges, engine.now());
         unmet += usize::from(!explained.covers);
         match !explained.covers && unmet > MAX_UNMET {
             true => omitted += 1,
@@ -127,6 +143,7 @@ impl Explained {
         request: &Request<'_>,
         replaced: Option<usize>,
         charges: impl Iterator<Item = (&'a Charge<'a>, &'a Decision)>,
+        now: Timestamp,
     ) -> Self {
         let unmet = Unmet::find(policy, request);
         let own: Vec<_> = charges.filter(|(charge, _)| charge.policy == policy.name).collect();
@@ -143,7 +160,8 @@ impl Explained {
                 _ => "enforce",
             },
             key,
-            limits: own.into_iter().map(|(_, decision)| LimitState::new(decision)).collect(),
+            limits: own.into_iter().map(|(_, decision)| LimitState::new(decision, now)).collect(),
+            notify: policy.notify.iter().map(ToString::to_string).collect(),
         }
     }
 }
@@ -168,8 +186,9 @@ impl Unmet {
 }
 
 impl LimitState {
-    fn new(decision: &Decision) -> Self {
+    fn new(decision: &Decision, now: Timestamp) -> Self {
         Self {
+            window: decision.limit().and_then(|limit| WindowModel::new(&limit, now)),
             limit: decision.limit().map(|limit| limit.to_string()).unwrap_or_default(),
             allowed: decision.is_allowed(),
             remaining: decision.remaining(),
@@ -177,6 +196,16 @@ impl LimitState {
             reset_after: Seconds(decision.reset_after()),
             source: decision.source().as_str(),
         }
+    }
+}
+
+impl WindowModel {
+    /// Returns the current window of a calendar period, or `None` for another limit.
+    pub(crate) fn new(limit: &Limit, now: Timestamp) -> Option<Self> {
+        limit.calendar()?;
+        let window = limit.window_at(now)?;
+        let seconds = |instant: Timestamp| instant.as_micros() / 1_000_000;
+        Some(Self { start: seconds(window.start()), end: seconds(window.end()) })
     }
 }
 

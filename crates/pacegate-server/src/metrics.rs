@@ -397,6 +397,8 @@ impl Families<'_> {
         self.gauge("pacegate_store_bytes", help, usage.bytes as u64)?;
         let help = "Decisions on the shared counter for keys beyond the maximum";
         self.counter("pacegate_store_overflowed", help, usage.overflowed)?;
+        let help = "Open reservations in memory";
+        self.gauge("pacegate_store_reservations", help, usage.reservations as u64)?;
         let shares = store.shares();
         let gauges = |value: fn(&ShareUsage) -> usize| {
             shares.iter().map(move |share| {
@@ -553,6 +555,7 @@ mod tests {
             "pacegate_store_keys 1",
             "pacegate_store_max_keys 1000000",
             "pacegate_store_overflowed_total 0",
+            "pacegate_store_reservations 0",
             "pacegate_config_revision 1",
             "pacegate_config_reload_failures_total 1",
             "pacegate_config_last_reload_success 0",

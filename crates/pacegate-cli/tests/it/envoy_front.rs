@@ -235,6 +235,44 @@ fn token_budgets_are_used_up() {
     assert_eq!(upstream.served(), 3);
 }
 
+/// The same with policies, all or nothing: the tokens are recorded in full on each policy of a request.
+#[test]
+fn token_budgets_of_policies_are_recorded_in_full() {
+    let (upstream, port) = (Upstream::start(), Port::reserve());
+    let folder = Folder::with_config(
+        "policies:\n\
+         - { name: tokens, domain: edge, per: [user], limit: 10/365d, record_in_full: true }\n\
+         - { name: all, domain: edge, limit: 100/365d, record_in_full: true }\n",
+    );
+    let address = format!("127.0.0.1:{}", port.number());
+    let action = "actions: [{ request_headers: { descriptor_key: user, header_name: x-user } }]";
+    let envoy = Envoy::options(&upstream.address(), &address)
+        .domain("edge")
+        .rate_limits(&format!("{{ {action}, hits_addend: {{ number: 0 }} }}, "))
+        .rate_limits(&format!(
+            "{{ {action}, hits_addend: {{ number: 4 }}, apply_on_stream_done: true }}, "
+        ))
+        .timeout(Duration::from_secs(20))
+        .deny_on_failure()
+        .start();
+    let service = Service::start(&["--grpc", &address, "--config", &folder.config()]);
+    let send = || {
+        let mut client = Http::connect(envoy.address().parse().unwrap()).unwrap();
+        client.send(ALICE).unwrap().status
+    };
+    for (tokens, all) in [(6, 96), (2, 92), (0, 88)] {
+        assert_eq!(send(), 200, "{tokens}: {}", envoy.log());
+        eventually(WITHIN, "the charge at the end of the request", || {
+            let mut client = Http::connect(service.address("http")).unwrap();
+            let mut left = |path: &str| client.request("GET", path, None, "").unwrap().body;
+            left("/v1/state?policy=tokens&key=alice").contains(&format!("\"remaining\":{tokens},"))
+                && left("/v1/state?policy=all&key=").contains(&format!("\"remaining\":{all},"))
+        });
+    }
+    assert_eq!(send(), 429);
+    assert_eq!(upstream.served(), 3);
+}
+
 #[test]
 fn policies_in_memory() {
     Front::ours("").flood(|_| {});

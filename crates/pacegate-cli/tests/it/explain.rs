@@ -37,6 +37,24 @@ fn every_policy_is_explained() {
     assert_eq!(inside.code, Some(1));
 }
 
+/// A monthly budget shows its window and its thresholds.
+#[test]
+fn a_budget_is_explained() {
+    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
+    let policy = "{ name: tokens, per: [user], limit: 10000/month, notify: [80%, 100%] }";
+    std::fs::write(file.path(), format!("policies: [{policy}]\n")).unwrap();
+    let config = file.path().to_str().unwrap();
+    let budget = run(&["explain", "--config", config, "-a", "user=alice"], b"");
+    let lines: Vec<_> = budget.stdout.lines().collect();
+    assert_eq!(lines[0], "+ tokens matches; key: alice");
+    let start = lines[1].strip_prefix("    10000/month: 10000 remaining; window from ").unwrap();
+    let (start, end) = start.split_once(" to ").unwrap();
+    for first in [start, end] {
+        assert!(first.contains(", 01 ") && first.ends_with(" 00:00:00 GMT"), "{first}");
+    }
+    assert_eq!(lines[2], "    reports keys at 80%, 100%");
+}
+
 #[test]
 fn a_server_explains_its_policies() {
     let service = Service::start(&[]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::Request;
-use pacegate::{KeyBuf, Policy, PolicyName, StoreError};
+use pacegate::{KeyBuf, Policy, PolicyName, StoreError, Timestamp};
 use pacegate_redis::Block;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,8 @@ pub(super) struct BlockRequest {
     /// Duration in seconds, from 1 to 30 days. Default: 3600.
     #[schemars(range(min = 1, max = 2_592_000))]
     seconds: Option<u64>,
+    /// End as a Unix time in seconds, at most 30 days from now. Not together with `seconds`.
+    until: Option<u64>,
 }
 
 /// A blocked key.
@@ -58,7 +60,8 @@ pub(super) struct NamedKey<'r> {
 }
 
 const DEFAULT_SECONDS: u64 = 3_600;
-const MAX_SECONDS: u64 = 30 * 24 * 3_600;
+const MIN_TIME: Duration = Duration::from_secs(1);
+const MAX_TIME: Duration = Duration::from_secs(30 * 24 * 3_600);
 
 /// `POST /v1/block`: blocks a key.
 pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
@@ -67,11 +70,8 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
     // Checked first: without an API key, errors must not reveal the names of policies.
     let access = revision.access(&head.headers)?;
     let body: BlockRequest = parse(&body)?;
-    let seconds = body.seconds.unwrap_or(DEFAULT_SECONDS);
-    if !(1..=MAX_SECONDS).contains(&seconds) {
-        let detail = format!("invalid `seconds`: expected 1 to {MAX_SECONDS} (30 days)");
-        return Err(ProblemDetails::request(detail));
-    }
+    let blocks = revision.engine.blocks();
+    let time = body.time(blocks.now())?;
     let named = NamedKey::new(&body.policy, &body.key, &revision, access)?;
     let access = revision.access_to(&head.headers, Scope::Admin, named.domain)?;
     if body.key.chars().count() > MAX_SHOWN_CHARS {
@@ -79,8 +79,7 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
         let detail = format!("the key exceeds {MAX_SHOWN_CHARS} characters");
         return Err(ProblemDetails::bounds(detail));
     }
-    let blocks = revision.engine.blocks();
-    let until = blocks.add(named.policy, named.key.clone(), Duration::from_secs(seconds)).await;
+    let until = blocks.add(named.policy, named.key.clone(), time).await;
     let until = until.map_err(|error| match error {
         BlockError::TooMany => ProblemDetails::too_many_blocks(error.to_string()),
         BlockError::Store(error) => unchanged(error),
@@ -178,8 +177,30 @@ fn name_in_query(request: &Request) -> Result<Option<(String, String)>, ProblemD
     }
 }
 
+impl BlockRequest {
+    /// Returns the duration of the block.
+    fn time(&self, now: Timestamp) -> Result<Duration, ProblemDetails> {
+        let (time, problem) = match (self.seconds, self.until) {
+            (Some(_), Some(_)) => (None, "expected `seconds` or `until`, not both".to_owned()),
+            (seconds, None) => {
+                let time = Duration::from_secs(seconds.unwrap_or(DEFAULT_SECONDS));
+                let is_valid = (MIN_TIME..=MAX_TIME).contains(&time);
+                let expected = format!("expected 1 to {} (30 days)", MAX_TIME.as_secs());
+                (is_valid.then_some(time), format!("invalid `seconds`: {expected}"))
+            }
+            (None, Some(until)) => {
+                let time = Duration::from_micros(Timestamp::from_secs(until).micros_since(now));
+                let is_valid = !time.is_zero() && time <= MAX_TIME;
+                let expected = "expected a Unix time in seconds, at most 30 days from now";
+                (is_valid.then_some(time), format!("invalid `until`: {expected}"))
+            }
+        };
+        time.ok_or_else(|| ProblemDetails::request(problem))
+    }
+}
+
 impl BlockResponse {
-    pub(super) fn new(policy: PolicyName, key: &KeyBuf, until: pacegate::Timestamp) -> Self {
+    pub(super) fn new(policy: PolicyName, key: &KeyBuf, until: Timestamp) -> Self {
         let until = until.as_micros().div_ceil(1_000_000);
         Self { policy, key: text_of(key.as_ref()), until }
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use pacegate::{
-    Decision, Limit, MemoryUsage, Policy, PolicyName, PolicyStats, Request, Stats, TopKey,
+    Decision, Limit, MemoryUsage, Policy, PolicyName, PolicyStats, Request, Stats, Timestamp,
+    TopKey,
     policy::{FailureMode, Match, Missing, Mode},
 };
 use pacegate_redis::{RedisStats, ServerStats};
@@ -14,7 +15,7 @@ use super::ProblemDetails;
 use crate::{
     active_config::{ActiveConfig, Revision, State},
     engine::Engine,
-    explain::{ConditionModel, Seconds},
+    explain::{ConditionModel, Seconds, WindowModel},
     live::{MAX_SHOWN_CHARS, key_of, text_of},
     metrics::ListenerMetrics,
     outage::StoreOutage,
@@ -121,8 +122,19 @@ pub(super) struct StateResponse {
     /// Revision of the configuration that decided.
     pub(super) revision: u64,
     /// The limits that apply.
-    #[schemars(with = "Vec<DecisionFields>")]
-    pub(super) limits: Vec<Decision>,
+    pub(super) limits: Vec<LimitStateResponse>,
+}
+
+/// The state of one limit.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "StateOfLimit")]
+pub(super) struct LimitStateResponse {
+    #[serde(flatten)]
+    #[schemars(with = "DecisionFields")]
+    decision: Decision,
+    /// The current window of a calendar period. Absent for other limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window: Option<WindowModel>,
 }
 
 /// The result of a change.
@@ -306,7 +318,15 @@ struct KeyModel {
 #[serde(tag = "kind", rename_all = "lowercase")]
 #[schemars(rename = "Store")]
 enum StoreModel {
-    Memory { reachable: bool, keys: usize, max_keys: usize, bytes: usize, overflowed: u64 },
+    Memory {
+        reachable: bool,
+        keys: usize,
+        max_keys: usize,
+        bytes: usize,
+        overflowed: u64,
+        /// Open reservations.
+        reservations: usize,
+    },
     Redis(RedisModel),
 }
 
@@ -364,6 +384,13 @@ struct LatencyModel {
     p50: Option<Seconds>,
     /// 99 % of the decisions took at most this time. The highest value, 10, stands for 10 seconds or more.
     p99: Option<Seconds>,
+}
+
+impl LimitStateResponse {
+    pub(super) fn new(decision: &Decision, now: Timestamp) -> Self {
+        let window = decision.limit().and_then(|limit| WindowModel::new(&limit, now));
+        Self { decision: *decision, window }
+    }
 }
 
 impl PolicyModel {
@@ -503,8 +530,10 @@ impl StoreModel {
     fn new(active: &ActiveConfig) -> Self {
         match active.state() {
             State::Memory(store) => {
-                let MemoryUsage { keys, max_keys, bytes, overflowed, .. } = store.usage();
-                Self::Memory { reachable: true, keys, max_keys, bytes, overflowed }
+                let MemoryUsage { keys, max_keys, bytes, overflowed, reservations, .. } =
+                    store.usage();
+                let reachable = true;
+                Self::Memory { reachable, keys, max_keys, bytes, overflowed, reservations }
             }
             State::Redis(store) => {
                 Self::Redis(RedisModel::new(StoreOutage::of(active), store.stats()))

@@ -8,7 +8,7 @@ use pacegate::Charge;
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
     block::NamedKey,
-    bodies::{AcquireResponse, Done, StateResponse},
+    bodies::{AcquireResponse, Done, LimitStateResponse, StateResponse},
     permit::UnsentPermit,
     read_request,
     request::{self, CheckBody, PermitBody},
@@ -35,7 +35,9 @@ pub(super) async fn peek(shared: Context, request: Request) -> HttpResult {
 async fn state(revision: &Revision, charges: &[Charge<'_>]) -> HttpResult {
     let batch = revision.engine.check_batch(charges, None).await?;
     let decision = batch.decision;
-    let state = StateResponse { decision, revision: revision.number, limits: batch.each.to_vec() };
+    let now = revision.engine.now();
+    let limits = batch.each.iter().map(|decision| LimitStateResponse::new(decision, now));
+    let state = StateResponse { decision, revision: revision.number, limits: limits.collect() };
     Ok(mark_degraded(decision.is_degraded(), json(&state)?))
 }
 

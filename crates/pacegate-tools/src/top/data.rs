@@ -86,6 +86,7 @@ pub(super) struct Store {
     pub(super) reachable: bool,
     pub(super) keys: u64,
     pub(super) max_keys: u64,
+    pub(super) reservations: u64,
     pub(super) outage: Option<String>,
     pub(super) breaker: String,
     pub(super) servers: Vec<Server>,

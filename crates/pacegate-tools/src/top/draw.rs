@@ -226,7 +226,13 @@ pub(super) fn store(store: &Store) -> String {
     let kind = shown(&store.kind);
     match &*store.kind {
         "memory" => {
-            format!("store memory, {} of {} keys", grouped(store.keys), grouped(store.max_keys))
+            let (keys, max_keys) = (grouped(store.keys), grouped(store.max_keys));
+            let reserved = match store.reservations {
+                0 => String::new(),
+                1 => ", 1 open reservation".to_owned(),
+                open => format!(", {} open reservations", grouped(open)),
+            };
+            format!("store memory, {keys} of {max_keys} keys{reserved}")
         }
         _ => {
             if let Some(outage) = &store.outage {

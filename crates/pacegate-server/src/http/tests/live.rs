@@ -463,6 +463,26 @@ async fn a_block_holds_where_an_override_lifts_the_limit() {
 }
 
 #[tokio::test]
+async fn a_block_can_end_at_an_instant() {
+    let server = Server::new();
+    server.clock.advance(Duration::from_millis(1_500));
+    let now = server.clock.now().as_micros() / 1_000_000;
+    let until = |until: u64| json!({ "policy": "api", "key": "alice", "until": until }).to_string();
+    let reply = server.post("/v1/block", &until(now + 10)).await;
+    assert_eq!((reply.status, reply.json()["until"].as_u64()), (200, Some(now + 10)));
+    server.clock.advance(Duration::from_micros(9_499_999));
+    assert_eq!(server.check(ALICE).await.json()["source"], "blocked");
+    server.clock.advance(Duration::from_micros(1));
+    assert_eq!(server.check(ALICE).await.status, 200);
+    for wrong in [until(now), until(now + 11 + 30 * 86_400), until(u64::MAX)] {
+        let reply = server.post("/v1/block", &wrong).await;
+        assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{wrong}");
+    }
+    let both = r#"{"policy":"api","key":"a","seconds":5,"until":5}"#;
+    assert_eq!(server.post("/v1/block", both).await.status, 400);
+}
+
+#[tokio::test]
 async fn invalid_blocks_are_rejected() {
     let server = Server::new();
     for wrong in [

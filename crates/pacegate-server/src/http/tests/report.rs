@@ -2,6 +2,27 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// A budget has a window and thresholds.
+#[tokio::test]
+async fn a_calendar_period_shows_its_window() {
+    let limits = ["100/month anchor 17 in Europe/Berlin", "10/minute"];
+    let policy = Policy::new("tokens", limits).per(["user"]);
+    let policy = policy.notify([80, 100]);
+    let server = Server::with(Settings::new(PolicySet::new([policy]).unwrap()));
+    // 18 October 2026 at noon, in summer time. The window ends in winter time.
+    server.clock.set(pacegate::Timestamp::from_secs(1_792_317_600));
+    let window = json!({ "start": 1_792_188_000, "end": 1_794_870_000 });
+    let explained =
+        server.post("/v1/explain", r#"{"attributes":{"user":"alice"}}"#).await.json()["policies"]
+            [0]
+        .clone();
+    assert_eq!(explained["notify"], json!(["80%", "100%"]));
+    let state = server.get("/v1/state?policy=tokens&key=alice").await.json();
+    for limits in [&explained["limits"], &state["limits"]] {
+        assert_eq!((&limits[0]["window"], &limits[1]["window"]), (&window, &Value::Null));
+    }
+}
+
 #[tokio::test]
 async fn an_explanation_has_unmet_conditions_and_limits() {
     let server = Server::new();

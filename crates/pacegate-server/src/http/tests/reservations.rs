@@ -44,6 +44,16 @@ async fn a_reservation_is_settled_once_with_the_units_that_were_used() {
 }
 
 #[tokio::test]
+async fn statistics_count_open_reservations() {
+    let server = Server::new();
+    let open = async || server.get("/v1/stats").await.json()["store"]["reservations"].clone();
+    let reservation = reserve(&server, 80).await;
+    assert_eq!(open().await, 1);
+    settle(&server, &reservation, 30).await;
+    assert_eq!(open().await, 0);
+}
+
+#[tokio::test]
 async fn a_cancelled_reservation_returns_everything_and_an_expired_one_nothing() {
     let server = Server::new();
     let cancel = async |reservation: &str| {
