@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use pacegate::{PolicyName, PolicySet, policy::FailureMode};
+use pacegate::{Policy, PolicyName, PolicySet, policy::FailureMode};
 use pacegate_http::{HeaderStyle, Headers, ResetStyle};
 use pacegate_redis::Layout;
 use schemars::JsonSchema;
@@ -12,7 +12,7 @@ use super::{
     Bind, Bounds, Environment, Security, StoreSettings, TlsFiles, WebhookSettings,
     bounds::BoundsSection,
     choices::choices,
-    layout::{LayoutError, check_cluster, supported},
+    layout::{LayoutError, check_cluster, check_debt, supported},
     notifications::NotificationsSection,
     policies::{FailureSection, PolicySection, failure},
     problem::Problems,
@@ -269,14 +269,19 @@ impl Settings {
         let StoreSettings::Redis { url, .. } = &self.store else { return Ok(()) };
         check_cluster(url, &self.layout)?;
         for policy in self.policies.policies() {
-            let overrides = policy.overrides.iter().map(|other| &other.limits);
-            for limits in std::iter::once(&policy.limits).chain(overrides) {
-                supported(&self.layout, limits, policy.lease.is_some()).map_err(|error| {
-                    LayoutError::Policy { policy: policy.name, error: Box::new(error) }
-                })?;
-            }
+            self.check_policy_layout(policy).map_err(|error| LayoutError::Policy {
+                policy: policy.name,
+                error: Box::new(error),
+            })?;
         }
         Ok(())
+    }
+
+    fn check_policy_layout(&self, policy: &Policy) -> Result<(), LayoutError> {
+        check_debt(&self.layout, policy.record_in_full)?;
+        let mut each = std::iter::once(&policy.limits)
+            .chain(policy.overrides.iter().map(|other| &other.limits));
+        each.try_for_each(|limits| supported(&self.layout, limits, policy.lease.is_some()))
     }
 
     /// Returns whether descriptors in this domain are charged independently.
