@@ -226,10 +226,17 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             let path = self.text(name).map(PathBuf::from);
             path.ok_or_else(|| EnvironmentError::new(name, problem))
         };
+        let client_ca = self.text("GRPC_CLIENT_TLS_CACERT").map(PathBuf::from);
+        let client_name = self.text("GRPC_CLIENT_TLS_SAN");
+        if client_name.is_some() && client_ca.is_none() {
+            let problem = "needs GRPC_CLIENT_TLS_CACERT: without it, clients need no certificate";
+            return Err(EnvironmentError::new("GRPC_CLIENT_TLS_SAN", problem));
+        }
         Ok(Some(TlsFiles {
             certificate: file("GRPC_SERVER_TLS_CERT")?,
             key: file("GRPC_SERVER_TLS_KEY")?,
-            client_ca: self.text("GRPC_CLIENT_TLS_CACERT").map(PathBuf::from),
+            client_ca,
+            client_name,
         }))
     }
 }
@@ -326,6 +333,7 @@ mod tests {
             ("GRPC_SERVER_TLS_CERT", "/tls/cert"),
             ("GRPC_SERVER_TLS_KEY", "/tls/key"),
             ("GRPC_CLIENT_TLS_CACERT", "/tls/ca"),
+            ("GRPC_CLIENT_TLS_SAN", "envoy"),
             ("REDIS_URL", "redis:6379"),
             ("REDIS_SOCKET_TYPE", "tcp"),
             ("CACHE_KEY_PREFIX", "rl:"),
@@ -355,6 +363,7 @@ mod tests {
         assert!(settings.security.tls.is_none());
         let tls = settings.security.grpc_tls.unwrap();
         assert_eq!((tls.key, tls.client_ca), ("/tls/key".into(), Some("/tls/ca".into())));
+        assert_eq!(tls.client_name.as_deref(), Some("envoy"));
         let StoreSettings::Redis { url, prefix, deadline } = settings.store else { panic!() };
         assert_eq!((&*url, &*prefix), ("redis://redis:6379", "rl:"));
         assert_eq!(deadline, std::time::Duration::from_secs(2));
@@ -455,6 +464,15 @@ mod tests {
             (
                 &[("GRPC_SERVER_USE_TLS", "true")],
                 "GRPC_SERVER_TLS_CERT is not set, but GRPC_SERVER_USE_TLS is: expected the path of a PEM file",
+            ),
+            (
+                &[
+                    ("GRPC_SERVER_USE_TLS", "true"),
+                    ("GRPC_SERVER_TLS_CERT", "/tls/cert"),
+                    ("GRPC_SERVER_TLS_KEY", "/tls/key"),
+                    ("GRPC_CLIENT_TLS_SAN", "envoy"),
+                ],
+                "GRPC_CLIENT_TLS_SAN needs GRPC_CLIENT_TLS_CACERT: without it, clients need no certificate",
             ),
             (
                 &[("REDIS_URL", "main"), ("REDIS_TYPE", "SENTINEL")],
