@@ -152,6 +152,16 @@ impl Reloader {
         resources: Arc<Resources>,
     ) -> Result<(), ReloadError> {
         let _serialized = self.seen.lock();
+        let activated = self.activate_resources_locked(server, resources.clone());
+        self.source.set_rejected(server, activated.is_err().then_some(resources));
+        activated
+    }
+
+    fn activate_resources_locked(
+        &self,
+        server: usize,
+        resources: Arc<Resources>,
+    ) -> Result<(), ReloadError> {
         let mut settings = Settings::clone(&self.active.revision().settings);
         let all = self.source.with_resources(server, resources, &mut settings)?;
         let Some(all) = all else {
@@ -165,6 +175,11 @@ impl Reloader {
         let revision = self.active.replace(settings);
         tracing::info!(revision, policies, "configuration received");
         Ok(())
+    }
+
+    /// Forgets the rejected resources of a config server that has sent others, or whose stream has ended.
+    pub(crate) fn forget_rejected(&self, server: usize) {
+        self.source.set_rejected(server, None);
     }
 
     /// Returns the active configuration, for the state of config servers.

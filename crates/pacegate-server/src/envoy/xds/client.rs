@@ -145,6 +145,7 @@ impl Follower {
             self.has_answered = false;
             let Err(error) = self.follow(server).await;
             self.reloader.active().set_connected(server.as_str(), false);
+            self.reloader.forget_rejected(self.index);
             if self.has_answered {
                 delay = initial;
             }
@@ -185,6 +186,7 @@ impl Follower {
         session: &mut Session,
         response: DiscoveryResponse,
     ) -> Result<(), StreamError> {
+        self.reloader.forget_rejected(self.index);
         let result = self.activate(&response).await;
         let server = &self.options.servers[self.index];
         if !std::mem::replace(&mut self.has_answered, true) {
