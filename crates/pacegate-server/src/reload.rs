@@ -140,7 +140,7 @@ impl Reloader {
 
     /// Connects to the config servers, if the rules come from there.
     pub fn follow_config_servers(self: &Arc<Self>) -> Option<ConfigClient> {
-        let servers = self.source.config_servers()?;
+        let servers = self.first.config_servers.clone()?;
         Some(ConfigClient::start(self, servers))
     }
 
@@ -237,6 +237,12 @@ impl Reloader {
             let denials = (settings.count_denied, settings.envoy.cache_denials);
             (settings.store.clone(), settings.layout.clone(), denials)
         };
+        if old.config_servers != new.config_servers {
+            tracing::warn!("changed config servers take effect after a restart");
+        }
+        if old.stats != new.stats {
+            tracing::warn!("changed outputs of statistics take effect after a restart");
+        }
         if store(old) != store(new) {
             tracing::warn!("a changed store takes effect after a restart");
         }
@@ -245,7 +251,7 @@ impl Reloader {
     /// Copies the settings that do not change until a restart.
     fn keep_startup_settings(&self, new: &mut Settings) {
         let old = Settings::clone(&self.first);
-        new.listen = old.listen;
+        (new.listen, new.stats) = (old.listen, old.stats);
         (new.store, new.layout, new.count_denied) = (old.store, old.layout, old.count_denied);
         (new.security.tls, new.security.grpc_tls) = (old.security.tls, old.security.grpc_tls);
         new.security.insecure = old.security.insecure;

@@ -17,7 +17,7 @@ use crate::{
     },
     envoy::{
         AcceptedResources, Deployment, EnvironmentError, FileError, Logging, Resources, RuleOrigin,
-        Rules, XdsOptions, resource_rules,
+        Rules, resource_rules,
     },
     listeners::ListenerId,
 };
@@ -78,6 +78,11 @@ pub enum SourceError {
     Rules(#[from] FileError),
     #[error("a rule and a policy are both named `{0}`: rename the policy")]
     RuleName(PolicyName),
+    #[error(
+        "rules come from config servers (`envoy.xds`) and from {}: use one of them",
+        .0.display()
+    )]
+    FilesAndServers(PathBuf),
     #[error(transparent)]
     Policies(#[from] PolicyError),
     #[error(transparent)]
@@ -185,14 +190,6 @@ impl ConfigSource {
         Ok(settings)
     }
 
-    /// Returns the config servers, if the rules come from there.
-    pub(crate) fn config_servers(&self) -> Option<XdsOptions> {
-        match self.deployment(&Environment::process()) {
-            Ok(Some(Deployment { rules: RuleOrigin::Servers(options), .. })) => Some(*options),
-            _ => None,
-        }
-    }
-
     /// Replaces the resources of a config server in `settings`. Returns the resources of all config servers, which
     /// [`ConfigSource::keep_resources`] stores, or `None` if nothing changes.
     ///
@@ -218,7 +215,8 @@ impl ConfigSource {
             all[server] = Some(resources);
             resource_rules(&all, &settings.envoy).map_err(|_| error)
         })?;
-        settings.policies = PolicySet::new([])?;
+        let own = settings.policies.policies().iter().take(settings.own_policies()).cloned();
+        settings.policies = PolicySet::new(own)?;
         put_rules(rules, settings)?;
         Ok(Some(all))
     }
@@ -252,8 +250,14 @@ impl ConfigSource {
             }
             None => without_policies()?,
         };
-        if !foreign.is_empty() {
-            add_rules(&foreign, &mut settings, environment)?;
+        match (&settings.config_servers, foreign.first()) {
+            (Some(_), Some(file)) => return Err(SourceError::FilesAndServers(file.into())),
+            (Some(_), None) => {
+                let rules = resource_rules(&self.resources.lock().accepted, &settings.envoy)?;
+                put_rules(rules, &mut settings)?;
+            }
+            (None, Some(_)) => add_rules(&foreign, &mut settings, environment)?,
+            (None, None) => {}
         }
         Ok(settings)
     }

@@ -21,7 +21,7 @@ use super::{
     store::StoreSection,
 };
 use crate::{
-    envoy::{EnvoyOptions, Rules, StatsSettings},
+    envoy::{EnvoyOptions, Rules, StatisticsSection, StatsSettings, XdsOptions},
     listeners::{ListenAddresses, ListenSection, ListenerId},
 };
 
@@ -190,6 +190,8 @@ pub struct Settings {
     pub ratelimit: Option<String>,
     /// True if the server is unhealthy without rules.
     pub(crate) needs_rules: bool,
+    /// The config servers, if the rules come from there.
+    pub(crate) config_servers: Option<Arc<XdsOptions>>,
     /// TLS and API keys.
     pub security: Security,
     /// The receiver of threshold events.
@@ -222,6 +224,11 @@ impl Reader<'_, '_> {
         settings.problem_details = config.problem_details;
         settings.descriptors = config.descriptors;
         settings.envoy.clone_from(&config.envoy);
+        settings.needs_rules = config.envoy.needs_rules;
+        settings.config_servers =
+            config.envoy.xds.as_ref().map(|xds| xds.options(self.file).into());
+        settings.stats = config.envoy.statistics.as_ref().map(StatisticsSection::settings);
+        settings.security.grpc_tls = config.envoy.tls.as_ref().map(|tls| tls.beside(self.file));
         settings.security.tls = config.tls.as_ref().map(|tls| tls.beside(self.file));
         settings.security.credentials = self.credentials(&config.keys);
         settings.webhook = self.webhook(&config.notifications);
@@ -258,6 +265,7 @@ impl Settings {
             stats: None,
             ratelimit: None,
             needs_rules: false,
+            config_servers: None,
             security: Security::default(),
             webhook: None,
             bounds: Bounds::default(),

@@ -96,8 +96,7 @@ const INVALID_ARGUMENT: i32 = 3;
 
 impl ConfigClient {
     /// Connects to all config servers in the background.
-    pub(crate) fn start(reloader: &Arc<Reloader>, options: XdsOptions) -> Self {
-        let options = Arc::new(options);
+    pub(crate) fn start(reloader: &Arc<Reloader>, options: Arc<XdsOptions>) -> Self {
         let answered = vec![false; options.count()];
         let (progress, receiver) = watch::channel(Progress { answered, accepted: 0 });
         let progress = Arc::new(progress);
