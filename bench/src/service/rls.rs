@@ -1,7 +1,7 @@
 //! Case "RLS on Redis": Envoy's rate limit service with counters on Redis, compared with envoyproxy/ratelimit.
 //!
 //! `PACEGATE_RATELIMIT` is the path of its program, for example from
-//! `go install github.com/envoyproxy/ratelimit/src/service_cmd@main`. Without it, only Pacegate is measured. Both are
+//! `go install github.com/envoyproxy/ratelimit/src/service_cmd@latest`. Without it, only Pacegate is measured. Both are
 //! started with the same variables and rules, each with its own Redis: with default settings, and with pipelining and a
 //! local cache. Each is compared with the peer that has the same settings.
 

@@ -31,4 +31,6 @@ pub use layout::{Layout, LayoutError, Template};
 pub use link::install_crypto_provider;
 pub use stats::{RedisStats, ServerStats};
 pub use store::{Block, BlocksReply, ConnectError, RedisStore, RedisStoreBuilder};
+#[doc(hidden)]
+pub use tls::server_verifier;
 pub use url::{RedisUrl, UrlError};

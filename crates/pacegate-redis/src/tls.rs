@@ -45,7 +45,7 @@ impl Tls {
     }
 
     fn config(&self) -> io::Result<ClientConfig> {
-        let verifier = Arc::new(Verifier::new(self.roots()?).map_err(io::Error::other)?);
+        let verifier = server_verifier(self.roots()?).map_err(io::Error::other)?;
         let builder =
             ClientConfig::builder().dangerous().with_custom_certificate_verifier(verifier);
         let Some((certificates, key)) = &self.identity else {
@@ -66,6 +66,18 @@ impl Tls {
 
 fn parse(pem: &[u8]) -> io::Result<Vec<CertificateDer<'static>>> {
     CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(io::Error::other)
+}
+
+/// Returns a verifier of servers for rustls. It also accepts a server whose certificate is one of the CA certificates.
+///
+/// # Errors
+///
+/// If none of the CA certificates can be used.
+#[doc(hidden)]
+pub fn server_verifier(
+    roots: Vec<CertificateDer<'static>>,
+) -> Result<Arc<dyn ServerCertVerifier>, Error> {
+    Ok(Arc::new(Verifier::new(roots)?))
 }
 
 impl Verifier {

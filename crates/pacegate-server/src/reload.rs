@@ -140,7 +140,7 @@ impl Reloader {
 
     /// Connects to the config servers, if the rules come from there.
     pub fn follow_config_servers(self: &Arc<Self>) -> Option<ConfigClient> {
-        let servers = self.source.config_servers()?;
+        let servers = self.first.config_servers.clone()?;
         Some(ConfigClient::start(self, servers))
     }
 
@@ -152,6 +152,16 @@ impl Reloader {
         resources: Arc<Resources>,
     ) -> Result<(), ReloadError> {
         let _serialized = self.seen.lock();
+        let activated = self.activate_resources_locked(server, resources.clone());
+        self.source.set_rejected(server, activated.is_err().then_some(resources));
+        activated
+    }
+
+    fn activate_resources_locked(
+        &self,
+        server: usize,
+        resources: Arc<Resources>,
+    ) -> Result<(), ReloadError> {
         let mut settings = Settings::clone(&self.active.revision().settings);
         let all = self.source.with_resources(server, resources, &mut settings)?;
         let Some(all) = all else {
@@ -165,6 +175,11 @@ impl Reloader {
         let revision = self.active.replace(settings);
         tracing::info!(revision, policies, "configuration received");
         Ok(())
+    }
+
+    /// Forgets the rejected resources of a config server that has sent others, or whose stream has ended.
+    pub(crate) fn forget_rejected(&self, server: usize) {
+        self.source.set_rejected(server, None);
     }
 
     /// Returns the active configuration, for the state of config servers.
@@ -222,6 +237,12 @@ impl Reloader {
             let denials = (settings.count_denied, settings.envoy.cache_denials);
             (settings.store.clone(), settings.layout.clone(), denials)
         };
+        if old.config_servers != new.config_servers {
+            tracing::warn!("changed config servers take effect after a restart");
+        }
+        if old.stats != new.stats {
+            tracing::warn!("changed outputs of statistics take effect after a restart");
+        }
         if store(old) != store(new) {
             tracing::warn!("a changed store takes effect after a restart");
         }
@@ -230,7 +251,7 @@ impl Reloader {
     /// Copies the settings that do not change until a restart.
     fn keep_startup_settings(&self, new: &mut Settings) {
         let old = Settings::clone(&self.first);
-        new.listen = old.listen;
+        (new.listen, new.stats) = (old.listen, old.stats);
         (new.store, new.layout, new.count_denied) = (old.store, old.layout, old.count_denied);
         (new.security.tls, new.security.grpc_tls) = (old.security.tls, old.security.grpc_tls);
         new.security.insecure = old.security.insecure;

@@ -17,7 +17,7 @@ use crate::{
     },
     envoy::{
         AcceptedResources, Deployment, EnvironmentError, FileError, Logging, Resources, RuleOrigin,
-        Rules, XdsOptions, resource_rules,
+        Rules, resource_rules,
     },
     listeners::ListenerId,
 };
@@ -50,7 +50,15 @@ pub struct ConfigSource {
     /// The deployment of envoyproxy/ratelimit. Variables do not change, and names of hosts are resolved once.
     deployment: OnceLock<Option<Deployment>>,
     /// The resources of the config servers.
-    resources: Mutex<AcceptedResources>,
+    resources: Mutex<ReceivedResources>,
+}
+
+/// The resources of the config servers.
+#[derive(Debug, Default)]
+struct ReceivedResources {
+    accepted: AcceptedResources,
+    /// The last resources of each config server, if they were rejected. They may become valid together with others.
+    rejected: AcceptedResources,
 }
 
 /// The reason why the settings cannot be loaded.
@@ -70,6 +78,11 @@ pub enum SourceError {
     Rules(#[from] FileError),
     #[error("a rule and a policy are both named `{0}`: rename the policy")]
     RuleName(PolicyName),
+    #[error(
+        "rules come from config servers (`envoy.xds`) and from {}: use one of them",
+        .0.display()
+    )]
+    FilesAndServers(PathBuf),
     #[error(transparent)]
     Policies(#[from] PolicyError),
     #[error(transparent)]
@@ -167,7 +180,7 @@ impl ConfigSource {
         match &deployment.rules {
             RuleOrigin::Files(folder) => add_rules(&[folder], &mut settings, environment)?,
             RuleOrigin::Servers(_) => {
-                let rules = resource_rules(&self.resources.lock(), &settings.envoy)?;
+                let rules = resource_rules(&self.resources.lock().accepted, &settings.envoy)?;
                 put_rules(rules, &mut settings)?;
             }
         }
@@ -177,37 +190,47 @@ impl ConfigSource {
         Ok(settings)
     }
 
-    /// Returns the config servers, if the rules come from there.
-    pub(crate) fn config_servers(&self) -> Option<XdsOptions> {
-        match self.deployment(&Environment::process()) {
-            Ok(Some(Deployment { rules: RuleOrigin::Servers(options), .. })) => Some(*options),
-            _ => None,
-        }
-    }
-
     /// Replaces the resources of a config server in `settings`. Returns the resources of all config servers, which
     /// [`ConfigSource::keep_resources`] stores, or `None` if nothing changes.
+    ///
+    /// If the resources are invalid, they are tried together with the rejected ones of the other config servers: two
+    /// that exchange a domain are valid only together.
     pub(crate) fn with_resources(
         &self,
         server: usize,
         resources: Arc<Resources>,
         settings: &mut Settings,
     ) -> Result<Option<AcceptedResources>, SourceError> {
-        let mut all = self.resources.lock().clone();
-        all.resize(all.len().max(server + 1), None);
+        let received = self.resources.lock();
+        let mut all = received.accepted.clone();
+        all.resize(all.len().max(received.rejected.len()).max(server + 1), None);
         if all[server].as_ref().is_some_and(|known| known.is_same(&resources)) {
             return Ok(None);
         }
-        all[server] = Some(resources);
-        let rules = resource_rules(&all, &settings.envoy)?;
-        settings.policies = PolicySet::new([])?;
+        all[server] = Some(resources.clone());
+        let rules = resource_rules(&all, &settings.envoy).or_else(|error| {
+            for (current, rejected) in all.iter_mut().zip(&received.rejected) {
+                *current = rejected.clone().or(current.take());
+            }
+            all[server] = Some(resources);
+            resource_rules(&all, &settings.envoy).map_err(|_| error)
+        })?;
+        let own = settings.policies.policies().iter().take(settings.own_policies()).cloned();
+        settings.policies = PolicySet::new(own)?;
         put_rules(rules, settings)?;
         Ok(Some(all))
     }
 
     /// Stores the resources of all config servers for later loads.
     pub(crate) fn keep_resources(&self, all: AcceptedResources) {
-        *self.resources.lock() = all;
+        self.resources.lock().accepted = all;
+    }
+
+    /// Stores the last resources of a config server if they were rejected; `None` if they were accepted or withdrawn.
+    pub(crate) fn set_rejected(&self, server: usize, resources: Option<Arc<Resources>>) {
+        let rejected = &mut self.resources.lock().rejected;
+        rejected.resize(rejected.len().max(server + 1), None);
+        rejected[server] = resources;
     }
 
     fn load_paths(&self, environment: &Environment<'_>) -> Result<Settings, SourceError> {
@@ -227,8 +250,14 @@ impl ConfigSource {
             }
             None => without_policies()?,
         };
-        if !foreign.is_empty() {
-            add_rules(&foreign, &mut settings, environment)?;
+        match (&settings.config_servers, foreign.first()) {
+            (Some(_), Some(file)) => return Err(SourceError::FilesAndServers(file.into())),
+            (Some(_), None) => {
+                let rules = resource_rules(&self.resources.lock().accepted, &settings.envoy)?;
+                put_rules(rules, &mut settings)?;
+            }
+            (None, Some(_)) => add_rules(&foreign, &mut settings, environment)?,
+            (None, None) => {}
         }
         Ok(settings)
     }

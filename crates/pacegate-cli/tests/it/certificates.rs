@@ -144,6 +144,12 @@ fn variables_of_envoyproxy_ratelimit_enable_tls_for_grpc_only() {
     let (shown, hidden) = (client(&certificates, Some(&certificates)), client(&certificates, None));
     assert!(by_grpc(service.address("grpc"), "localhost", &shown).unwrap());
     assert!(by_grpc(service.address("grpc"), "localhost", &hidden).is_err());
+    for (name, is_accepted) in [("localhost", true), ("envoy.local", false)] {
+        let named = [&variables[..], &[("GRPC_CLIENT_TLS_SAN", name)]].concat();
+        let service = Service::start_with(&[], &named);
+        let answer = by_grpc(service.address("grpc"), "localhost", &shown);
+        assert_eq!(answer.is_ok(), is_accepted, "{name}: {answer:?}");
+    }
     let args = ["serve", "--grpc", "off", "--resp", "off", "--http", "0.0.0.0:0"];
     let refused =
         Command::new(env!("CARGO_BIN_EXE_pacegate")).args(args).envs(variables).output().unwrap();
@@ -194,6 +200,20 @@ fn client_certificates_are_required_if_configured() {
     assert!(is_refused(&answers), "without a certificate: {answers:?}");
     let answers = all(&service, "localhost", &client(&ours, Some(&others)));
     assert!(is_refused(&answers), "with one of another authority: {answers:?}");
+}
+
+#[test]
+fn client_certificates_need_a_name_if_configured() {
+    let ours = Certificates::new();
+    let shown = client(&ours, Some(&ours));
+    for (name, is_accepted) in [("localhost", true), ("127.0.0.1", true), ("envoy.local", false)] {
+        let (_folder, service) = start(&ours, &format!(", client_ca: ca.crt, client_name: {name}"));
+        let answers = all(&service, "localhost", &shown);
+        let is_expected = if is_accepted { is_answered(&answers) } else { is_refused(&answers) };
+        assert!(is_expected, "{name}: {answers:?}");
+        let answers = all(&service, "localhost", &client(&ours, None));
+        assert!(is_refused(&answers), "without a certificate: {answers:?}");
+    }
 }
 
 #[test]

@@ -14,10 +14,10 @@ use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2::handshake;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use pacegate_testkit::servers::{Client, Flavor, Port, Proxy, Server, eventually};
+use pacegate_testkit::servers::{Certificates, Client, Flavor, Port, Proxy, Server, eventually};
 
 use crate::{
-    clients::{Grpc, Http},
+    clients::{Folder, Grpc, Http},
     service::Service,
 };
 
@@ -264,6 +264,49 @@ fn statistics_have_the_names_of_envoyproxy_ratelimit() {
     let sum: u64 = changes.map(|change| change[1..].parse::<u64>().unwrap()).sum();
     assert_eq!(sum, 5, "{received}");
     assert!(service.wait().0.success());
+}
+
+/// The same settings in a Pacegate file, next to files of envoyproxy/ratelimit.
+#[test]
+fn a_pacegate_file_has_the_settings_of_statistics_health_and_tls() {
+    let (certificates, folder) = (Certificates::new(), Folder::new());
+    let (metrics, debug) = (Port::reserve(), Port::reserve());
+    let (cert, key) = (certificates.server_cert(), certificates.server_key());
+    let config = format!(
+        "policies: []\nenvoy:\n  needs_rules: true\n  tls: {{ certificate: {}, key: {} }}\n  statistics:\n    \
+         near_limit_ratio: 0.5\n    prometheus: {{ address: '127.0.0.1:{}', path: /m }}\n    debug: 127.0.0.1:{}\n",
+        cert.display(),
+        key.display(),
+        metrics.number(),
+        debug.number()
+    );
+    folder.replace("pacegate.yaml", &config);
+    let status = |service: &Service| {
+        let mut client = Http::connect(service.address("http")).unwrap();
+        client.get("/healthcheck").unwrap().status
+    };
+    let service = Service::start(&["--config", &folder.config()]);
+    assert_eq!(status(&service), 503, "without rules");
+    assert!(
+        service.greeting.iter().any(|line| line.contains("grpc") && line.ends_with(" with TLS"))
+    );
+    drop(service);
+    folder.replace("edge.yaml", RULES);
+    let rules = folder.path("edge.yaml");
+    let args = ["--config", &folder.config(), "--config", rules.to_str().unwrap()];
+    let service = Service::start(&args);
+    assert_eq!(status(&service), 200);
+    for expected in [200, 200, 429] {
+        assert_eq!(hits(&service, "edge", 1), expected);
+    }
+    let page = |port: &Port, path: &str| {
+        let address = SocketAddr::from(([127, 0, 0, 1], port.number()));
+        Http::connect(address).unwrap().get(path).unwrap().body
+    };
+    let found = page(&metrics, "/m");
+    let near = "ratelimit_service_rate_limit_near_limit{domain=\"edge\",key1=\"user\"} 1";
+    assert!(found.lines().any(|line| line == near), "{found}");
+    assert!(page(&debug, "/rlconfig").starts_with("edge.user: unit=YEAR requests_per_unit=2,"));
 }
 
 /// With its local cache, envoyproxy/ratelimit does not count denials after the first.

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use pacegate_testkit::servers::{Certificates, Port, eventually};
+use pacegate_testkit::servers::{Certificates, Flavor, Port, Server, eventually};
 use rustls::{
     RootCertStore, ServerConfig,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
@@ -25,7 +25,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    clients::{Grpc, Http, PATIENCE},
+    clients::{Folder, Grpc, Http, PATIENCE},
     control_plane::{ControlPlane, GoControlPlane, invalid_resource, resource},
     service::Service,
 };
@@ -203,6 +203,33 @@ fn a_rejected_version_is_not_tried_again_after_a_later_one_or_a_rollback() {
 }
 
 #[test]
+fn two_config_servers_can_exchange_their_domains() {
+    let planes = [ControlPlane::start(), ControlPlane::start()];
+    let domains = |planes: &[ControlPlane; 2], version: &str, [a, b]: [&str; 2], limit| {
+        let nonce = planes[0].publish(version, &[resource(a, &[("user", limit)])]);
+        (nonce, planes[1].publish(version, &[resource(b, &[("user", limit)])]))
+    };
+    domains(&planes, "1", ["a", "b"], 5);
+    let servers = format!("{},{}", planes[0].address(), planes[1].address());
+    let service = start(&servers, &[]);
+    let mut client = http(&service);
+    assert_eq!(limit(&mut client, "a", "user"), Some(5));
+    assert_eq!(limit(&mut client, "b", "user"), Some(5));
+    let nonces = domains(&planes, "2", ["b", "a"], 7);
+    // The first of them may be rejected before the second arrives.
+    let accepted = |plane: &ControlPlane, nonce: &str| loop {
+        let request = plane.request();
+        if request.response_nonce == nonce && request.error_detail.is_none() {
+            break;
+        }
+    };
+    accepted(&planes[0], &nonces.0);
+    accepted(&planes[1], &nonces.1);
+    assert_eq!(limit(&mut client, "a", "user"), Some(7));
+    assert_eq!(limit(&mut client, "b", "user"), Some(7));
+}
+
+#[test]
 fn domains_of_two_config_servers_are_merged_if_configured() {
     let (a, b) = (ControlPlane::start(), ControlPlane::start());
     a.publish("1", &[resource("edge", &[("user", 5)])]);
@@ -320,7 +347,7 @@ fn a_thousand_updates_under_load_lose_no_decision() {
 }
 
 /// The environment that Envoy Gateway gives its rate limiter, except for ports and addresses, which the test chooses.
-fn gateway_environment(certs: &Path, server: &str) -> Vec<(&'static str, String)> {
+fn gateway_environment(certs: &Path, server: &str, redis: &Server) -> Vec<(&'static str, String)> {
     let file = |name: &str| certs.join(name).to_str().unwrap().to_owned();
     let [cert, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(file);
     let own = |name, value: &str| (name, value.to_owned());
@@ -344,6 +371,7 @@ fn gateway_environment(certs: &Path, server: &str) -> Vec<(&'static str, String)
         own("GRPC_SERVER_TLS_KEY", &key),
         own("GRPC_SERVER_TLS_CA_CERT", &ca),
         own("REDIS_SOCKET_TYPE", "tcp"),
+        own("REDIS_URL", &redis.address()),
         own("USE_PROMETHEUS", "true"),
         own("PROMETHEUS_MAPPER_YAML", "/etc/statsd-exporter/conf.yaml"),
         // The image sets this one.
@@ -396,7 +424,8 @@ fn certificates_for_config_servers_are_read_for_each_connection() {
     install(folder.path(), &others);
     let plane = ControlPlane::start_at(0, Some(server_config(&ours)));
     let server = format!("localhost:{}", plane.address().rsplit(':').next().unwrap());
-    let mut variables = gateway_environment(folder.path(), &server);
+    let redis = Server::start(Flavor::Redis);
+    let mut variables = gateway_environment(folder.path(), &server, &redis);
     // Another name, which the certificate has too.
     variables.push(("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "127.0.0.1".to_owned()));
     let service = start_as_ratelimit(&variables);
@@ -406,6 +435,57 @@ fn certificates_for_config_servers_are_read_for_each_connection() {
     install(folder.path(), &ours);
     plane.apply("1", &[resource("edge", &[("user", 5)])]);
     assert_eq!(limit(&mut http(&service), "edge", "user"), Some(5));
+}
+
+#[test]
+fn a_pacegate_file_can_name_the_config_servers() {
+    let plane = ControlPlane::start();
+    plane.publish("1", &[resource("edge", &[("user", 5)])]);
+    let folder = Folder::with_config(&format!(
+        "policies: [{{ name: own, domain: shop, per: user, limit: 4/week }}]\n\
+         envoy: {{ xds: {{ servers: ['{}'], node: me }} }}\n",
+        plane.address()
+    ));
+    let service = Service::start(&["--config", &folder.config()]);
+    assert_eq!(plane.request().node.unwrap().id, "me");
+    let mut client = http(&service);
+    let own = |client: &mut Http| {
+        let answer = client.check(None, r#"{"domain":"shop","attributes":{"user":"a"}}"#).unwrap();
+        answer.json()["remaining"].as_u64()
+    };
+    assert_eq!((limit(&mut client, "edge", "user"), own(&mut client)), (Some(5), Some(3)));
+    plane.apply("2", &[resource("edge", &[("user", 6)])]);
+    assert_eq!((limit(&mut client, "edge", "user"), own(&mut client)), (Some(6), Some(2)));
+    assert_eq!(client.request("POST", "/v1/reload", None, "").unwrap().status, 200);
+    assert_eq!((limit(&mut client, "edge", "user"), own(&mut client)), (Some(6), Some(1)));
+}
+
+#[test]
+fn a_self_signed_config_server_is_accepted_if_its_certificate_is_the_ca() {
+    let certificates = Certificates::self_signed();
+    let certificate = CertificateDer::from_pem_file(certificates.server_cert()).unwrap();
+    let key = PrivateKeyDer::from_pem_file(certificates.server_key()).unwrap();
+    let config = ServerConfig::builder().with_no_client_auth();
+    let config = config.with_single_cert(vec![certificate], key).unwrap();
+    let plane = ControlPlane::start_at(0, Some(config));
+    plane.publish("1", &[resource("edge", &[("user", 5)])]);
+    let ca = certificates.ca().to_str().unwrap().to_owned();
+    let tls = [
+        ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", &*ca),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+    ];
+    let server = format!("localhost:{}", plane.address().rsplit(':').next().unwrap());
+    let service = start(&server, &tls);
+    plane.request();
+    drop(service);
+    let others = Certificates::self_signed();
+    let plane = ControlPlane::start_at(0, Some(server_config(&others)));
+    let server = format!("localhost:{}", plane.address().rsplit(':').next().unwrap());
+    let service = start(&server, &tls);
+    eventually(PATIENCE, "another certificate is rejected", || {
+        service.log().contains("invalid peer certificate")
+    });
 }
 
 #[test]
@@ -422,10 +502,13 @@ fn the_environment_of_envoy_gateway_and_its_library_work_unchanged() {
     let [cert, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(file);
     let args = ["-node", "envoy-ratelimit", "-cert", &cert, "-key", &key, "-ca", &ca];
     let server = format!("localhost:{}", port.number());
-    let mut variables = gateway_environment(folder.path(), &server);
+    let redis = Server::start(Flavor::Redis);
+    let mut variables = gateway_environment(folder.path(), &server, &redis);
     let debug = Port::reserve();
     variables.push(("DEBUG_PORT", debug.number().to_string()));
     let service = start_as_ratelimit(&variables);
+    let state = format!("state in redis://{}", redis.address());
+    assert!(service.greeting.iter().any(|line| line.ends_with(&state)), "{:?}", service.greeting);
     let mut client = http(&service);
     assert_eq!(client.get("/healthcheck").unwrap().status, 200, "before the configuration");
     let mut plane = GoControlPlane::start(&program, &port, &args);

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use pacegate::{Charge, Limit, StoreError};
+use pacegate::{Charge, Excess, Limit, StoreError};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -44,6 +44,8 @@ pub(crate) struct CounterKey {
 pub(crate) enum CounterOp {
     /// Counts units. 0 is a peek.
     Charge(u64),
+    /// The same with [`Excess::Count`](pacegate::Excess::Count).
+    Count(u64),
     /// Returns units.
     Refund(u64),
     Reset,
@@ -121,6 +123,26 @@ impl LayoutState {
     pub(crate) fn members(&self) -> String {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         format!("{:032x}-{call:x}-", self.store)
+    }
+}
+
+impl CounterOp {
+    /// Returns the operation of a charge. Its units are bounded, because Redis counts up to 2^63, and the other limiter
+    /// uses the counter too.
+    pub(crate) fn of(charge: &Charge<'_>) -> Self {
+        let units = charge.cost.min(Limit::MAX_AMOUNT + 1);
+        match charge.excess {
+            Excess::Count => Self::Count(units),
+            _ => Self::Charge(units),
+        }
+    }
+
+    /// Returns the units of a charge; `None` for other operations.
+    pub(crate) fn charged(self) -> Option<u64> {
+        match self {
+            Self::Charge(units) | Self::Count(units) => Some(units),
+            Self::Refund(_) | Self::Reset => None,
+        }
     }
 }
 

@@ -64,8 +64,7 @@ impl CounterBatch {
     /// share a call to a log.
     fn accepts(&self, request: &CounterRequest) -> bool {
         let first = &self.requests[0];
-        let (CounterOp::Charge(cost), CounterOp::Charge(first_cost)) = (request.op, first.op)
-        else {
+        let (Some(cost), Some(first_cost)) = (request.op.charged(), first.op.charged()) else {
             return false;
         };
         let fits = match self.state.rules().counting() {
@@ -167,17 +166,17 @@ impl CounterBatch {
             [_, before, previous] => {
                 let (start, mut count) = (self.window, before);
                 let previous = u64::try_from(previous).unwrap_or(0);
-                self.answer(now, |limit, cost, _| {
-                    count = count.saturating_add_unsigned(cost);
+                self.answer(now, |limit, op, _| {
+                    count = count.saturating_add_unsigned(op.units());
                     let current = u64::try_from(count).unwrap_or(0);
-                    Pair { previous, current, start, now }.outcome(limit, cost)
+                    Pair { previous, current, start, now }.outcome(limit, op.units())
                 });
             }
             [_, free, fit, room, empty] => {
                 let after = |at: i64| Duration::from_micros(at.unsigned_abs().saturating_sub(now));
                 let room = (room > 0).then(|| after(room));
                 let log = Log { free, fit, room, empty: after(empty) };
-                self.answer(now, |limit, cost, place| log.outcome(limit, cost, place));
+                self.answer(now, |limit, op, place| log.outcome(limit, op.units(), place));
             }
             _ => {
                 let error = StoreError::Failed(format!("reply of {} numbers", reply.len()));
@@ -189,13 +188,13 @@ impl CounterBatch {
 
     fn finish_window(self, now: u64, before: i64, learn: impl FnOnce(Fingerprint, Snapshot)) {
         let (key, start) = (self.requests[0].key.clone(), self.window);
-        let is_charge = matches!(self.requests[0].op, CounterOp::Charge(_));
+        let is_charge = self.requests[0].op.charged().is_some();
         let end = start + period_micros(&key.limit);
         let left = Duration::from_micros(end.saturating_sub(now));
         let (mut count, mut denied) = (before, false);
-        self.answer(now, |limit, cost, _| {
-            count = count.saturating_add_unsigned(cost);
-            let outcome = window_outcome(limit, count, cost, left);
+        self.answer(now, |limit, op, _| {
+            count = count.saturating_add_unsigned(op.units());
+            let outcome = window_outcome(limit, count, op, left);
             denied |= !outcome.is_admitted();
             outcome
         });
@@ -206,15 +205,15 @@ impl CounterBatch {
         }
     }
 
-    /// Answers each request with `outcome` of its limit, cost and index. Refunds and resets have no outcome.
-    fn answer(self, now: u64, mut outcome: impl FnMut(&Limit, u64, i64) -> Outcome) {
+    /// Answers each request with `outcome` of its limit, operation and index. Refunds and resets have no outcome.
+    fn answer(self, now: u64, mut outcome: impl FnMut(&Limit, CounterOp, i64) -> Outcome) {
         for (place, mut request) in self.requests.into_iter().enumerate() {
-            let outcomes = match request.op {
-                CounterOp::Charge(cost) => {
-                    let outcome = outcome(&request.key.limit, cost, place as i64);
+            let outcomes = match request.op.charged() {
+                Some(_) => {
+                    let outcome = outcome(&request.key.limit, request.op, place as i64);
                     smallvec![outcome.with_decided_at(Timestamp::from_micros(now))]
                 }
-                CounterOp::Refund(_) | CounterOp::Reset => OutcomeList::new(),
+                None => OutcomeList::new(),
             };
             request.responder.answer(Ok(Answer { outcomes, now, ..Answer::default() }));
         }
@@ -224,7 +223,7 @@ impl CounterBatch {
 impl CounterOp {
     fn units(self) -> u64 {
         match self {
-            Self::Charge(units) | Self::Refund(units) => units,
+            Self::Charge(units) | Self::Count(units) | Self::Refund(units) => units,
             Self::Reset => 0,
         }
     }
@@ -232,7 +231,7 @@ impl CounterOp {
     /// Returns its number in the scripts.
     fn code(self) -> u64 {
         match self {
-            Self::Charge(_) => 0,
+            Self::Charge(_) | Self::Count(_) => 0,
             Self::Refund(_) => 1,
             Self::Reset => 2,
         }
@@ -240,18 +239,22 @@ impl CounterOp {
 }
 
 /// Returns the answer of a window that has this count after the charge, and ends after `left`.
-fn window_outcome(limit: &Limit, count: i64, cost: u64, left: Duration) -> Outcome {
-    if limit.amount() == 0 {
-        return Outcome::denied(0, None, Duration::ZERO);
-    }
+fn window_outcome(limit: &Limit, count: i64, op: CounterOp, left: Duration) -> Outcome {
     let used = u64::try_from(count).unwrap_or(0);
     let remaining = limit.amount().saturating_sub(used);
-    // A peek checks for one unit.
-    let wanted = if cost == 0 { used.saturating_add(1) } else { used };
-    if wanted > limit.amount() {
-        return Outcome::denied(remaining, Some(left), left);
+    let (is_admitted, remaining) = match op {
+        // A peek checks for one unit.
+        CounterOp::Charge(0) => (used < limit.amount(), remaining),
+        CounterOp::Charge(_) => (used <= limit.amount() && limit.amount() > 0, remaining),
+        CounterOp::Count(_) if used <= limit.amount() => (true, remaining),
+        // See `Excess::Count`.
+        _ => (false, limit.amount().saturating_sub(used.saturating_sub(op.units()))),
+    };
+    match is_admitted {
+        true => Outcome::admitted(remaining, if used > 0 { left } else { Duration::ZERO }),
+        false if limit.amount() == 0 => Outcome::denied(0, None, Duration::ZERO),
+        false => Outcome::denied(remaining, Some(left), left),
     }
-    Outcome::admitted(remaining, if used > 0 { left } else { Duration::ZERO })
 }
 
 /// The script's reply for a log.
@@ -339,6 +342,25 @@ mod tests {
         let expected = [(true, 5), (true, 2), (true, 2), (true, 0), (false, 0), (false, 0)];
         assert_eq!(outcomes(replies), expected);
         assert!(learnt.unwrap().denied);
+    }
+
+    #[test]
+    fn counted_requests_follow_the_rules_of_envoy() {
+        let counted = |limit: &str, before: i64, ops: &[CounterOp]| {
+            let (state, requests, replies) = requests(Layout::rlaas(), limit, ops);
+            let [batch] = <[CounterBatch; 1]>::try_from(pack(&state, requests)).unwrap();
+            let now = (100 * MINUTE) as i64;
+            assert!(batch.finish(&[now, before], Instant::now(), |_, _| {}).is_none());
+            outcomes(replies)
+        };
+        let ops = [0, 2, 0, 5, 0].map(CounterOp::Count);
+        let expected = [(true, 2), (true, 0), (true, 0), (false, 0), (false, 0)];
+        assert_eq!(counted("9/minute", 7, &ops), expected, "a peek at a full counter");
+        let ops = [CounterOp::Count(5), CounterOp::Charge(0)];
+        assert_eq!(counted("9/minute", 7, &ops), [(false, 2), (false, 0)], "free before");
+        let ops = [0, 1, 0].map(CounterOp::Count);
+        assert_eq!(counted("0/minute", 0, &ops), [(true, 0), (false, 0), (false, 0)]);
+        assert_eq!(counted("0/minute", -1, &[CounterOp::Charge(1)]), [(false, 0)]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl Inner {
             self.common.totals.denied_locally.add(1);
             return Reply::Ready(Ok(outcomes.into()));
         }
-        let ops = charges.iter().map(|charge| CounterOp::Charge(charge.cost));
+        let ops = charges.iter().map(CounterOp::of);
         let requests: Vec<_> = keys.into_iter().zip(ops).collect();
         Reply::pending(async move {
             self.opened().await;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use pacegate::{
-    Algorithm, BuildError, Charge, Clock, Key, Limit, ManualClock, Policy, PolicySet,
+    Algorithm, BuildError, Charge, Clock, Excess, Key, Limit, ManualClock, Policy, PolicySet,
     SharedLimiter, Store, StoreError, SystemClock, Timestamp, Update,
     algorithm::{Origin, Outcome},
     policy::Match,
@@ -377,6 +377,22 @@ fn counts_continue_beyond_the_limit() {
     let native = Ours::new(&server.url(), Layout::native());
     let count = native.runtime.block_on(native.store.count("alice", Limit::per_minute(5)));
     assert!(matches!(count, Err(StoreError::Unsupported(_))), "{count:?}");
+}
+
+#[test]
+fn a_huge_cost_does_not_make_the_counter_overflow() {
+    let server = Server::start(Flavor::Redis);
+    let ours = Ours::new(&server.url(), Layout::rlaas());
+    let limit = Limit::per_hour(5);
+    for cost in [u64::MAX, 1 << 63, 1 << 62, 1 << 62] {
+        let counted = "alice".with(|key| {
+            let charge = Charge::new("api".parse().unwrap(), key, limit).cost(cost);
+            let charge = charge.excess(Excess::Count);
+            ours.runtime.block_on(ours.store.charge(&[charge], None)).unwrap()[0]
+        });
+        assert!(!counted.is_admitted());
+    }
+    assert!(!ours.charge("alice", limit, 1).is_admitted());
 }
 
 #[test]

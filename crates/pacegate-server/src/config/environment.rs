@@ -120,7 +120,7 @@ impl<'a> Environment<'a> {
 }
 
 /// Resolves a path relative to the directory of the file `from`.
-pub(super) fn beside(from: &str, path: impl AsRef<Path>) -> PathBuf {
+pub(crate) fn beside(from: &str, path: impl AsRef<Path>) -> PathBuf {
     Path::new(from).parent().unwrap_or(Path::new("")).join(path)
 }
 

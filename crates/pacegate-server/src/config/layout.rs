@@ -46,6 +46,10 @@ pub enum LayoutError {
          address of a single server"
     )]
     Cluster,
+    #[error(
+        "the layout of the store cannot record debt: remove `record_in_full`, or use the layout `native`"
+    )]
+    Debt,
     /// A limit that the layout cannot count.
     #[error("{}", reason(.0))]
     Limit(StoreError),
@@ -149,6 +153,14 @@ pub(super) fn check_cluster(url: &str, layout: &Layout) -> Result<(), LayoutErro
     let scheme = url.split("://").next().unwrap_or_default();
     match scheme.ends_with("+cluster") && !layout.works_on_cluster() {
         true => Err(LayoutError::Cluster),
+        false => Ok(()),
+    }
+}
+
+/// Returns an error if `record_in_full` is set and the layout cannot record debt.
+pub(super) fn check_debt(layout: &Layout, record_in_full: bool) -> Result<(), LayoutError> {
+    match record_in_full && *layout != Layout::native() {
+        true => Err(LayoutError::Debt),
         false => Ok(()),
     }
 }

@@ -43,7 +43,7 @@ pub use store::StoreSettings;
 pub use warnings::warnings;
 
 pub(crate) use bounds::Bounds;
-pub(crate) use environment::SecretError;
+pub(crate) use environment::{SecretError, beside};
 pub(crate) use files::Files;
 pub(crate) use format::{FileFormat, format_of};
 pub(crate) use layout::LayoutError;
@@ -53,6 +53,7 @@ pub(crate) use notifications::WebhookSettings;
 pub(crate) use security::{Credential, Scope, Security, TlsFiles};
 pub(crate) use spanned::At;
 pub(crate) use store::StoreAddressError;
+pub(crate) use text::{ValueError, duration};
 pub(crate) use yaml::message;
 
 use pacegate::PolicySet;

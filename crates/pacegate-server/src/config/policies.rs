@@ -20,7 +20,7 @@ use serde_saphyr::Location;
 use super::{
     choices::choices,
     hint::{among, shorten},
-    layout::supported,
+    layout::{check_debt, supported},
     matching::{ConditionSection, matching},
     problem::Problems,
     spanned::{At, Either, Entries, Form, Forms, Texts},
@@ -311,10 +311,7 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
         .as_ref()
         .map(|lease| problems.take(lease.location, lease.value.parse::<Lease>()));
     let notify = section.notify.as_ref().map(|notify| thresholds(notify, problems));
-    if section.record_in_full && *layout != Layout::native() {
-        let message = "the layout of the store cannot record debt: remove `record_in_full`, or use the layout `native`";
-        problems.add(section.name.location, message);
-    }
+    problems.take(section.name.location, check_debt(layout, section.record_in_full));
     let (name, limits, overrides) = (name?, limits?, overrides?);
     let mut policy = Policy::new(name, limits.limits.iter().copied());
     policy.domain = section.domain.clone().unwrap_or_default();

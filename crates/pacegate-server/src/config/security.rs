@@ -31,6 +31,10 @@ pub struct TlsFiles {
     /// The certificate authority for client certificates. Without it, clients need no certificate.
     #[schemars(with = "Option<String>")]
     pub client_ca: Option<PathBuf>,
+
+    /// The host name or address that client certificates need. Default: certificates with any name are accepted.
+    /// Requires `client_ca`.
+    pub client_name: Option<String>,
 }
 
 /// An API key. This file never contains the key itself, only its hash or its location.
@@ -210,6 +214,7 @@ impl TlsFiles {
             certificate: beside(from, &self.certificate),
             key: beside(from, &self.key),
             client_ca: self.client_ca.as_ref().map(|path| beside(from, path)),
+            client_name: self.client_name.clone(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use pacegate::{PolicyName, PolicySet, policy::FailureMode};
+use pacegate::{Policy, PolicyName, PolicySet, policy::FailureMode};
 use pacegate_http::{HeaderStyle, Headers, ResetStyle};
 use pacegate_redis::Layout;
 use schemars::JsonSchema;
@@ -12,7 +12,7 @@ use super::{
     Bind, Bounds, Environment, Security, StoreSettings, TlsFiles, WebhookSettings,
     bounds::BoundsSection,
     choices::choices,
-    layout::{LayoutError, check_cluster, supported},
+    layout::{LayoutError, check_cluster, check_debt, supported},
     notifications::NotificationsSection,
     policies::{FailureSection, PolicySection, failure},
     problem::Problems,
@@ -21,7 +21,7 @@ use super::{
     store::StoreSection,
 };
 use crate::{
-    envoy::{EnvoyOptions, Rules, StatsSettings},
+    envoy::{EnvoyOptions, Rules, StatisticsSection, StatsSettings, XdsOptions},
     listeners::{ListenAddresses, ListenSection, ListenerId},
 };
 
@@ -190,6 +190,8 @@ pub struct Settings {
     pub ratelimit: Option<String>,
     /// True if the server is unhealthy without rules.
     pub(crate) needs_rules: bool,
+    /// The config servers, if the rules come from there.
+    pub(crate) config_servers: Option<Arc<XdsOptions>>,
     /// TLS and API keys.
     pub security: Security,
     /// The receiver of threshold events.
@@ -222,6 +224,11 @@ impl Reader<'_, '_> {
         settings.problem_details = config.problem_details;
         settings.descriptors = config.descriptors;
         settings.envoy.clone_from(&config.envoy);
+        settings.needs_rules = config.envoy.needs_rules;
+        settings.config_servers =
+            config.envoy.xds.as_ref().map(|xds| xds.options(self.file).into());
+        settings.stats = config.envoy.statistics.as_ref().map(StatisticsSection::settings);
+        settings.security.grpc_tls = config.envoy.tls.as_ref().map(|tls| tls.beside(self.file));
         settings.security.tls = config.tls.as_ref().map(|tls| tls.beside(self.file));
         settings.security.credentials = self.credentials(&config.keys);
         settings.webhook = self.webhook(&config.notifications);
@@ -258,6 +265,7 @@ impl Settings {
             stats: None,
             ratelimit: None,
             needs_rules: false,
+            config_servers: None,
             security: Security::default(),
             webhook: None,
             bounds: Bounds::default(),
@@ -269,14 +277,19 @@ impl Settings {
         let StoreSettings::Redis { url, .. } = &self.store else { return Ok(()) };
         check_cluster(url, &self.layout)?;
         for policy in self.policies.policies() {
-            let overrides = policy.overrides.iter().map(|other| &other.limits);
-            for limits in std::iter::once(&policy.limits).chain(overrides) {
-                supported(&self.layout, limits, policy.lease.is_some()).map_err(|error| {
-                    LayoutError::Policy { policy: policy.name, error: Box::new(error) }
-                })?;
-            }
+            self.check_policy_layout(policy).map_err(|error| LayoutError::Policy {
+                policy: policy.name,
+                error: Box::new(error),
+            })?;
         }
         Ok(())
+    }
+
+    fn check_policy_layout(&self, policy: &Policy) -> Result<(), LayoutError> {
+        check_debt(&self.layout, policy.record_in_full)?;
+        let mut each = std::iter::once(&policy.limits)
+            .chain(policy.overrides.iter().map(|other| &other.limits));
+        each.try_for_each(|limits| supported(&self.layout, limits, policy.lease.is_some()))
     }
 
     /// Returns whether descriptors in this domain are charged independently.

@@ -32,7 +32,7 @@ const TIMES: [(&str, u64); 6] = [
 const SIZES: [(&str, u64); 4] = [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20)];
 
 /// Parses a whole number with a unit, as in `250ms`.
-pub(super) fn duration(
+pub(crate) fn duration(
     text: &str,
     range: RangeInclusive<Duration>,
 ) -> Result<Duration, ValueError> {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use pacegate::{PolicySet, policy::FailureMode};
+use pacegate::{PolicyName, PolicySet, policy::FailureMode};
 use serde_saphyr::Spanned;
 
 use super::{
@@ -39,6 +39,16 @@ struct Compiler<'a> {
     levels: Vec<HitLevel>,
     /// The number of enclosing descriptors with `share_threshold`.
     shared: usize,
+    naming: Naming,
+}
+
+/// The names of the policies. A name is never freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Naming {
+    /// Creates them.
+    Create,
+    /// Creates none: the rules are only validated.
+    Skip,
 }
 
 /// Compiles the documents of files.
@@ -50,10 +60,20 @@ pub(super) fn files(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Rule
     documents(parsed.iter().map(|(source, root)| (*source, root)), options)
 }
 
-/// Compiles documents. The source of each is for errors.
+/// Compiles documents. The source of each is for errors. Documents that are invalid leave no names of policies behind, so
+/// that a config server cannot fill the memory with them.
 pub(super) fn documents<'a>(
+    roots: impl Iterator<Item = (&'a RuleFile, &'a RuleDocument)> + Clone,
+    options: &EnvoyOptions,
+) -> Result<Rules, FileError> {
+    compile(roots.clone(), options, Naming::Skip)?;
+    compile(roots, options, Naming::Create)
+}
+
+fn compile<'a>(
     roots: impl Iterator<Item = (&'a RuleFile, &'a RuleDocument)>,
     options: &EnvoyOptions,
+    naming: Naming,
 ) -> Result<Rules, FileError> {
     let mut rules = Rules::default();
     let mut seen: HashMap<&str, Place> = HashMap::new();
@@ -66,8 +86,11 @@ pub(super) fn documents<'a>(
             let message = format!("duplicate domain `{domain}`: already in {known}");
             return Err(source.error(at, message));
         }
-        domain(&mut rules, source, root)?;
+        domain(&mut rules, source, root, naming)?;
         first = first.or(Some(source));
+    }
+    if naming == Naming::Skip {
+        return Ok(rules);
     }
     // Only hashes in policy names could still collide.
     match (PolicySet::new(rules.policies.iter().cloned()), first) {
@@ -84,7 +107,12 @@ fn display((file, line): &Place) -> String {
     }
 }
 
-fn domain(rules: &mut Rules, source: &RuleFile, root: &RuleDocument) -> Result<(), FileError> {
+fn domain(
+    rules: &mut Rules,
+    source: &RuleFile,
+    root: &RuleDocument,
+    naming: Naming,
+) -> Result<(), FileError> {
     let domain = &root.domain.value;
     if domain.is_empty() {
         let message = "the domain is empty: expected a name, such as `domain: edge`";
@@ -92,7 +120,7 @@ fn domain(rules: &mut Rules, source: &RuleFile, root: &RuleDocument) -> Result<(
     }
     let mut level = rules.domains.remove(domain.as_bytes()).unwrap_or_default();
     let (path, varying, levels) = (Vec::new(), Vec::new(), Vec::new());
-    let mut compiler = Compiler { source, domain, rules, path, varying, levels, shared: 0 };
+    let mut compiler = Compiler { source, domain, rules, path, varying, levels, shared: 0, naming };
     compiler.descriptors(&mut level, root.descriptors.as_deref().unwrap_or_default())?;
     rules.domains.insert(domain.as_bytes().into(), level);
     Ok(())
@@ -192,9 +220,11 @@ impl Compiler<'_> {
         } else {
             bounds = self.bounds(&limits)?;
         }
-        let text = name::of(self.domain, &self.path);
-        let policy =
-            name::parse(&text).map_err(|error| self.source.error(item.referenced, error))?;
+        let policy = match self.naming {
+            Naming::Skip => PolicyName::DEFAULT,
+            Naming::Create => name::parse(&name::of(self.domain, &self.path))
+                .map_err(|error| self.source.error(item.referenced, error))?,
+        };
         let named = std::iter::once(first).chain(more).find_map(|item| item.value.name.as_ref());
         let rule = Rule {
             policy,

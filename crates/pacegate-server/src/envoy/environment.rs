@@ -5,6 +5,7 @@ use std::{
     fmt,
     net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
+    sync::Arc,
 };
 
 use super::{
@@ -46,7 +47,7 @@ pub(crate) enum RuleOrigin {
     /// A directory of files.
     Files(PathBuf),
     /// Config servers.
-    Servers(Box<XdsOptions>),
+    Servers(Arc<XdsOptions>),
 }
 
 /// Log settings.
@@ -111,6 +112,10 @@ impl Deployment {
         settings.stats.clone_from(&self.stats);
         settings.ratelimit = Some(self.rules.to_string());
         settings.needs_rules = self.needs_rules;
+        settings.config_servers = match &self.rules {
+            RuleOrigin::Files(_) => None,
+            RuleOrigin::Servers(options) => Some(options.clone()),
+        };
     }
 }
 
@@ -146,7 +151,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
                         .map(|name| self.text_or_default(name));
                 Ok(RuleOrigin::Files(runtime_path(&root, &folder, &app)))
             }
-            "GRPC_XDS_SOTW" => Ok(RuleOrigin::Servers(Box::new(XdsOptions::read(self)?))),
+            "GRPC_XDS_SOTW" => Ok(RuleOrigin::Servers(Arc::new(XdsOptions::read(self)?))),
             _ => {
                 let problem = "is invalid: expected FILE or GRPC_XDS_SOTW";
                 Err(EnvironmentError::new("CONFIG_TYPE", problem))
@@ -172,6 +177,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             dynamic_metadata: self.switch("RESPONSE_DYNAMIC_METADATA")?,
             cache_denials: self.cache_bytes()? > 0,
             response_headers: headers.transpose()?,
+            // `Deployment::apply` sets these.
+            ..EnvoyOptions::default()
         })
     }
 
@@ -226,10 +233,17 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             let path = self.text(name).map(PathBuf::from);
             path.ok_or_else(|| EnvironmentError::new(name, problem))
         };
+        let client_ca = self.text("GRPC_CLIENT_TLS_CACERT").map(PathBuf::from);
+        let client_name = self.text("GRPC_CLIENT_TLS_SAN");
+        if client_name.is_some() && client_ca.is_none() {
+            let problem = "needs GRPC_CLIENT_TLS_CACERT: without it, clients need no certificate";
+            return Err(EnvironmentError::new("GRPC_CLIENT_TLS_SAN", problem));
+        }
         Ok(Some(TlsFiles {
             certificate: file("GRPC_SERVER_TLS_CERT")?,
             key: file("GRPC_SERVER_TLS_KEY")?,
-            client_ca: self.text("GRPC_CLIENT_TLS_CACERT").map(PathBuf::from),
+            client_ca,
+            client_name,
         }))
     }
 }
@@ -326,6 +340,7 @@ mod tests {
             ("GRPC_SERVER_TLS_CERT", "/tls/cert"),
             ("GRPC_SERVER_TLS_KEY", "/tls/key"),
             ("GRPC_CLIENT_TLS_CACERT", "/tls/ca"),
+            ("GRPC_CLIENT_TLS_SAN", "envoy"),
             ("REDIS_URL", "redis:6379"),
             ("REDIS_SOCKET_TYPE", "tcp"),
             ("CACHE_KEY_PREFIX", "rl:"),
@@ -355,6 +370,7 @@ mod tests {
         assert!(settings.security.tls.is_none());
         let tls = settings.security.grpc_tls.unwrap();
         assert_eq!((tls.key, tls.client_ca), ("/tls/key".into(), Some("/tls/ca".into())));
+        assert_eq!(tls.client_name.as_deref(), Some("envoy"));
         let StoreSettings::Redis { url, prefix, deadline } = settings.store else { panic!() };
         assert_eq!((&*url, &*prefix), ("redis://redis:6379", "rl:"));
         assert_eq!(deadline, std::time::Duration::from_secs(2));
@@ -488,6 +504,18 @@ mod tests {
             secret.starts_with("REDIS_URL and the variables beside it are not a valid address: ")
         );
         assert!(!secret.contains("hidden"), "{secret}");
+    }
+
+    #[test]
+    fn a_name_of_client_certificates_needs_their_authority() {
+        let problem = problem(&[
+            ("GRPC_SERVER_USE_TLS", "true"),
+            ("GRPC_SERVER_TLS_CERT", "/tls/cert"),
+            ("GRPC_SERVER_TLS_KEY", "/tls/key"),
+            ("GRPC_CLIENT_TLS_SAN", "envoy"),
+        ]);
+        let expected = "needs GRPC_CLIENT_TLS_CACERT: without it, clients need no certificate";
+        assert_eq!(problem, format!("GRPC_CLIENT_TLS_SAN {expected}"));
     }
 
     #[test]

@@ -55,7 +55,11 @@ fn descriptor(descriptor: &RateLimitDescriptor) -> ValueKind {
     message.fields.insert("entries".to_owned(), list(entries).into());
     if let Some(limit) = &descriptor.limit {
         let unit = Unit::try_from(limit.unit).unwrap_or(Unit::Unknown).word().to_uppercase();
-        let limit = format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit);
+        // The text form of Go leaves a zero out.
+        let limit = match limit.requests_per_unit {
+            0 => format!("unit:{unit}"),
+            amount => format!("requests_per_unit:{amount} unit:{unit}"),
+        };
         message.fields.insert("limit".to_owned(), ValueKind::Text(limit).into());
     }
     if let Some(hits) = descriptor.hits_addend {

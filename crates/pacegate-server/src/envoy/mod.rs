@@ -34,7 +34,7 @@ pub(crate) use options::EnvoyOptions;
 pub(crate) use rlqs::{MIN_PERIOD as MIN_QUOTA_PERIOD, QuotaRegistry, QuotaStats};
 pub(crate) use rules::Rules;
 pub use rules::WrittenRule;
-pub(crate) use stats::{HitStats, Pages, StatsSettings, Statsd};
+pub(crate) use stats::{HitStats, Pages, StatisticsSection, StatsSettings, Statsd};
 pub(crate) use variables::EnvironmentError;
 pub use xds::ConfigClient;
 pub(crate) use xds::{AcceptedResources, Resources, XdsOptions, rules as resource_rules};

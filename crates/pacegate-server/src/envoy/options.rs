@@ -3,8 +3,11 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use super::{stats::StatisticsSection, xds::XdsSection};
+use crate::config::TlsFiles;
+
 /// Options for Envoy's descriptors. Each is a setting of envoyproxy/ratelimit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(rename = "Envoy")]
 pub(crate) struct EnvoyOptions {
@@ -27,6 +30,23 @@ pub(crate) struct EnvoyOptions {
     /// Headers that Envoy adds to its responses (`LIMIT_RESPONSE_HEADERS_ENABLED`). `{}` for the default names.
     #[schemars(with = "HeaderNames")]
     pub(crate) response_headers: Option<HeaderNames>,
+
+    /// Makes health checks fail while there is no rule of envoyproxy/ratelimit files
+    /// (`HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`).
+    pub(crate) needs_rules: bool,
+
+    /// The certificate of the gRPC listener, instead of that in `tls` (`GRPC_SERVER_USE_TLS`). Without `tls`, the other
+    /// listeners have none.
+    #[schemars(with = "TlsFiles")]
+    pub(crate) tls: Option<TlsFiles>,
+
+    /// The statistics of envoyproxy/ratelimit about its rules.
+    #[schemars(with = "StatisticsSection")]
+    pub(crate) statistics: Option<StatisticsSection>,
+
+    /// Config servers that send rules over xDS, instead of files of envoyproxy/ratelimit (`CONFIG_TYPE`).
+    #[schemars(with = "XdsSection")]
+    pub(crate) xds: Option<XdsSection>,
 }
 
 /// The names of the headers that Envoy adds to its responses.

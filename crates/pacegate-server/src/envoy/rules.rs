@@ -239,6 +239,7 @@ impl Rule {
             .per(&written.per)
             .failing(failure);
         policy.matching = Match::never();
+        policy.record_in_full = self.record_in_full;
         if self.shadow { policy.shadow() } else { policy }
     }
 

@@ -5,6 +5,7 @@ use pacegate::{
     PolicySet, Request,
     policy::{FailureMode, Mode},
 };
+use pacegate_redis::Layout;
 
 use super::{
     file::{FileError, RuleFile},
@@ -12,6 +13,7 @@ use super::{
     proto::{Entry, Unit},
     rules::{Rule, Rules},
 };
+use crate::config::Settings;
 
 fn source(text: &str) -> RuleFile {
     RuleFile { file: "rules.yaml".into(), text: text.to_owned() }
@@ -505,4 +507,24 @@ fn missing_rules_are_an_error() {
         error.message.ends_with("directories are nested more than 16 levels deep, or form a cycle"),
         "{error}"
     );
+}
+
+#[test]
+fn rules_that_record_in_full_need_the_native_layout() {
+    let text = "
+domain: d
+descriptors:
+  - key: k
+    record_in_full: true
+    rate_limit: {unit: minute, requests_per_unit: 1}
+";
+    let rules = rules(text);
+    let mut settings = Settings::new(rules.beside(&PolicySet::new([]).unwrap()).unwrap());
+    settings.store = "redis://127.0.0.1:6379".parse().unwrap();
+    settings.check_layout().unwrap();
+    settings.layout = Layout::rlaas();
+    let error = settings.check_layout().unwrap_err().to_string();
+    let expected = "policy `d.k`: the layout of the store cannot record debt: remove `record_in_full`, \
+                    or use the layout `native`";
+    assert_eq!(error, expected);
 }

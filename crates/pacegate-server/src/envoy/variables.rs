@@ -95,6 +95,11 @@ const VARIABLES: &[Variable] = &[
     variable("GRPC_SERVER_TLS_CERT", "", "PEM file; reloaded"),
     variable("GRPC_SERVER_TLS_KEY", "", "PEM file; reloaded"),
     variable("GRPC_CLIENT_TLS_CACERT", "", "if set, clients need a certificate of this authority"),
+    variable(
+        "GRPC_CLIENT_TLS_SAN",
+        "",
+        "name that these certificates need; rejected without `GRPC_CLIENT_TLS_CACERT`",
+    ),
     variable("USE_PROMETHEUS", "false", "metrics of rules at `PROMETHEUS_ADDR`"),
     variable("PROMETHEUS_ADDR", ":9090", "address for these metrics"),
     variable("PROMETHEUS_PATH", "/metrics", "path of these metrics"),
@@ -168,7 +173,6 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("GRPC_MAX_CONNECTION_AGE", "connections have no maximum age"),
     ("GRPC_MAX_CONNECTION_AGE_GRACE", "connections have no maximum age"),
     ("TRACING_ENABLED", "set OTEL_EXPORTER_OTLP_ENDPOINT to send traces"),
-    ("GRPC_CLIENT_TLS_SAN", "every certificate of the client CA is accepted"),
 ];
 
 /// Endings of `REDIS_PERSECOND`, the variables of the second Redis.

@@ -6,12 +6,16 @@ use std::{
 
 use arc_swap::ArcSwap;
 use rustls::{
-    RootCertStore, ServerConfig,
+    DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig, SignatureScheme,
+    client::{danger::HandshakeSignatureValid, verify_server_name},
     pki_types::{
-        CertificateDer, PrivateKeyDer,
+        CertificateDer, PrivateKeyDer, ServerName, UnixTime,
         pem::{self, PemObject},
     },
-    server::{VerifierBuilderError, WebPkiClientVerifier},
+    server::{
+        ParsedCertificate, VerifierBuilderError, WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -37,6 +41,12 @@ pub enum TlsError {
     Pair(rustls::Error),
     #[error("cannot use the clients' authority: {0}")]
     Authority(VerifierBuilderError),
+    #[error("invalid name of client certificates `{0}`: expected a host name or an IP address")]
+    ClientName(String),
+    #[error("a name of client certificates requires their authority: set `client_ca`")]
+    NameWithoutAuthority,
+    #[error("cannot use the CA certificates: {0}")]
+    Roots(rustls::Error),
 }
 
 impl Tls {
@@ -61,7 +71,7 @@ impl Tls {
 
     /// Returns the files that are read.
     pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
-        let TlsFiles { certificate, key, client_ca } = &self.files;
+        let TlsFiles { certificate, key, client_ca, client_name: _ } = &self.files;
         [Some(certificate), Some(key), client_ca.as_ref()]
             .into_iter()
             .flatten()
@@ -84,16 +94,11 @@ impl Tls {
 fn read(files: &TlsFiles, protocols: &[&[u8]]) -> Result<ServerConfig, TlsError> {
     pacegate_redis::install_crypto_provider();
     let builder = ServerConfig::builder();
-    let builder = match &files.client_ca {
-        None => builder.with_no_client_auth(),
-        Some(file) => {
-            let mut roots = RootCertStore::empty();
-            let (added, _) = roots.add_parsable_certificates(certificates(file)?);
-            if added == 0 {
-                return Err(TlsError::Empty(file.clone()));
-            }
-            let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build();
-            builder.with_client_cert_verifier(verifier.map_err(TlsError::Authority)?)
+    let builder = match (&files.client_ca, &files.client_name) {
+        (None, None) => builder.with_no_client_auth(),
+        (None, Some(_)) => return Err(TlsError::NameWithoutAuthority),
+        (Some(file), name) => {
+            builder.with_client_cert_verifier(client_verifier(file, name.as_deref())?)
         }
     };
     let key = PrivateKeyDer::from_pem_file(&files.key)
@@ -102,6 +107,67 @@ fn read(files: &TlsFiles, protocols: &[&[u8]]) -> Result<ServerConfig, TlsError>
         builder.with_single_cert(certificates(&files.certificate)?, key).map_err(TlsError::Pair)?;
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     Ok(config)
+}
+
+/// Returns a verifier of client certificates: of an authority, and with a name if there is one.
+fn client_verifier(ca: &Path, name: Option<&str>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let mut roots = RootCertStore::empty();
+    let (added, _) = roots.add_parsable_certificates(certificates(ca)?);
+    if added == 0 {
+        return Err(TlsError::Empty(ca.to_owned()));
+    }
+    let usual = WebPkiClientVerifier::builder(Arc::new(roots)).build();
+    let usual = usual.map_err(TlsError::Authority)?;
+    let Some(name) = name else { return Ok(usual) };
+    let name =
+        ServerName::try_from(name.to_owned()).map_err(|_| TlsError::ClientName(name.to_owned()))?;
+    Ok(Arc::new(NamedClientVerifier { usual, name }))
+}
+
+/// Verifies client certificates as usual, and that they have a name.
+#[derive(Debug)]
+struct NamedClientVerifier {
+    usual: Arc<dyn ClientCertVerifier>,
+    name: ServerName<'static>,
+}
+
+impl ClientCertVerifier for NamedClientVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.usual.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        let verified = self.usual.verify_client_cert(end_entity, intermediates, now)?;
+        verify_server_name(&ParsedCertificate::try_from(end_entity)?, &self.name)?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.usual.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        self.usual.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.usual.supported_verify_schemes()
+    }
 }
 
 /// Reads the certificates of a PEM file.

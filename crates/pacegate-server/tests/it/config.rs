@@ -198,7 +198,7 @@ fn the_defaults_in_the_schema_are_the_actual_defaults() {
             tried += 1;
         }
     }
-    assert_eq!(tried, 23, "every default is compared");
+    assert_eq!(tried, 24, "every default is compared");
 }
 
 #[test]

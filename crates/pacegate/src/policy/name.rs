@@ -35,7 +35,8 @@ impl PolicyName {
     pub const INLINE: Self = Self(INLINE_NAME);
 
     /// Returns a name that this process already uses, without storing a new one: for names from clients.
-    pub(crate) fn known(name: &str) -> Option<Self> {
+    #[doc(hidden)]
+    pub fn known(name: &str) -> Option<Self> {
         let constant = [Self::DEFAULT, Self::INLINE].into_iter().find(|it| it.0 == name);
         constant.or_else(|| NAMES.lock().as_ref()?.get(name).copied().map(Self))
     }

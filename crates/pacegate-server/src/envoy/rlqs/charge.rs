@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::{Charge, CheckError, Decision, Request, Source};
+use pacegate::{Charge, CheckError, CostError, Decision, Excess, Request, Source};
 use tokio::time::Instant;
 
 use super::{
@@ -42,6 +42,9 @@ pub(crate) const MIN_PERIOD: Duration = Duration::from_secs(10);
 pub(super) const DELIVERY_MARGIN: Duration = Duration::from_millis(750);
 /// The shortest life of an assignment that Envoy supports.
 const MIN_LIFE: Duration = Duration::from_secs(1);
+/// The longest life of an assignment. Envoy adds a token each year, and less than one in this time. The tokens that are
+/// left are then replaced by new ones.
+const MAX_LIFE: Duration = Duration::from_secs(24 * 3_600);
 /// The longest life of units that a failure mode admitted because the store did not answer.
 const MAX_DEGRADED_LIFE: Duration = Duration::from_secs(10);
 /// Time to wait after the expected end of a window, because the clock of the store is not known exactly.
@@ -58,7 +61,7 @@ impl BucketRequest<'_> {
             request = request.with(name, value);
         }
         let plan = BoundedPlan::new(&revision.engine, &request, revision.settings.bounds.key_bytes);
-        let peeks = plan.charges(0)?;
+        let peeks = charges(&plan, 0)?;
         if !self.is_limited(&peeks) {
             return Ok(Grant::Unlimited);
         }
@@ -102,7 +105,7 @@ impl BucketRequest<'_> {
             if units == 0 {
                 return Ok(Grant::Nothing { until: Some(next) });
             }
-            let charges = match plan.charges(units) {
+            let charges = match charges(plan, units) {
                 Ok(charges) => charges,
                 Err(error) => {
                     units = error.max;
@@ -155,6 +158,13 @@ impl BucketRequest<'_> {
     }
 }
 
+/// Returns the charges of a bucket. A denied charge changes nothing, even if a policy records spent units in full: units
+/// that are not assigned are not spent.
+fn charges<'p>(plan: &'p BoundedPlan<'_>, units: u64) -> Result<Vec<Charge<'p>>, CostError> {
+    let charges = plan.charges(units)?;
+    Ok(charges.into_iter().map(|charge| charge.excess(Excess::Reject)).collect())
+}
+
 /// Returns the life of an assignment that is sent now, in whole seconds as Envoy supports it. `None`: it is too late.
 pub(super) fn whole_seconds(expires: Instant, now: Instant) -> Option<i64> {
     let seconds = expires.saturating_duration_since(now).as_secs();
@@ -168,14 +178,15 @@ fn enforced<'a>(
     charges.iter().zip(decisions).filter(|(charge, _)| charge.enforced)
 }
 
-/// Returns the time until the first window of the enforced limits ends. All of them are fixed windows.
+/// Returns the time until the first window of the enforced limits ends, or until the longest life of an assignment is
+/// over. All of them are fixed windows.
 fn until_end(charges: &[Charge<'_>], decisions: &[Decision]) -> Duration {
     let ends = enforced(charges, decisions).map(|(charge, decision)| {
         let until_end = match decision.reset_after() {
             Duration::ZERO => charge.limit.period(),
             until_end => until_end,
         };
-        if decision.is_degraded() { until_end.min(MAX_DEGRADED_LIFE) } else { until_end }
+        until_end.min(if decision.is_degraded() { MAX_DEGRADED_LIFE } else { MAX_LIFE })
     });
     ends.min().unwrap_or_default()
 }

@@ -3,6 +3,7 @@
 mod hits;
 mod pages;
 mod prometheus;
+mod section;
 mod statsd;
 
 use std::{
@@ -13,6 +14,7 @@ use std::{
 pub(crate) use hits::HitStats;
 pub(super) use hits::{HitLevel, RuleHits};
 pub(crate) use pages::{PageSet, Pages};
+pub(crate) use section::StatisticsSection;
 pub(crate) use statsd::Statsd;
 
 use self::{
@@ -23,7 +25,7 @@ use super::variables::{EnvironmentError, Result, Variables};
 use crate::{active_config::ActiveConfig, listeners::ListenerId, metrics::ListenerMetrics};
 
 /// The outputs of statistics.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StatsSettings {
     /// The part of a limit above which hits count as near it.
     near_ratio: f32,
@@ -31,6 +33,9 @@ pub(crate) struct StatsSettings {
     pub(crate) pages: Vec<(Vec<SocketAddr>, PageSet)>,
     pub(crate) statsd: Option<StatsdSettings>,
 }
+
+/// The default of `NEAR_LIMIT_RATIO`.
+const DEFAULT_NEAR_RATIO: f32 = 0.8;
 
 impl StatsSettings {
     /// Returns the use of a limit above which hits are near it, in the arithmetic of envoyproxy/ratelimit.

@@ -151,7 +151,7 @@ impl StatsdSender {
                 }
                 Transport::Tcp => {
                     // After an error or a timeout, the connection stays taken, and is closed.
-                    let mut stream = match self.stream.take() {
+                    let mut stream = match self.stream.take().filter(is_open) {
                         Some(stream) => stream,
                         None => TcpStream::connect(self.settings.address().await?).await?,
                     };
@@ -162,6 +162,19 @@ impl StatsdSender {
             Ok(())
         });
         sent.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Returns false if the server has closed the connection, for example because it restarted. The first packet after that
+/// would be lost without an error.
+fn is_open(stream: &TcpStream) -> bool {
+    let mut ignored = [0; 256];
+    loop {
+        match stream.try_read(&mut ignored) {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        }
     }
 }
 
@@ -219,13 +232,19 @@ mod tests {
         sender.send(counters(2, 0)).await;
         let (stream, first) = read(&listener).await;
         assert_eq!(first, "a:2|c\n");
-        drop((stream, listener, sender.stream.take()));
+        drop((stream, listener));
+        sender.stream.as_ref().unwrap().readable().await.unwrap();
         sender.send(counters(3, 1)).await;
         assert!(sender.is_failing);
         let listener = TcpListener::bind(address).await.unwrap();
         sender.send(counters(5, 1)).await;
-        let (_stream, second) = read(&listener).await;
+        let (stream, second) = read(&listener).await;
         assert_eq!((&*second, sender.is_failing), ("a:3|c\nb:1|c\n", false));
+        drop(stream);
+        sender.stream.as_ref().unwrap().readable().await.unwrap();
+        sender.send(counters(6, 1)).await;
+        let (_stream, third) = read(&listener).await;
+        assert_eq!((&*third, sender.is_failing), ("a:1|c\n", false), "after a restart");
     }
 
     #[tokio::test]

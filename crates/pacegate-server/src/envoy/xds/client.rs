@@ -96,8 +96,7 @@ const INVALID_ARGUMENT: i32 = 3;
 
 impl ConfigClient {
     /// Connects to all config servers in the background.
-    pub(crate) fn start(reloader: &Arc<Reloader>, options: XdsOptions) -> Self {
-        let options = Arc::new(options);
+    pub(crate) fn start(reloader: &Arc<Reloader>, options: Arc<XdsOptions>) -> Self {
         let answered = vec![false; options.count()];
         let (progress, receiver) = watch::channel(Progress { answered, accepted: 0 });
         let progress = Arc::new(progress);
@@ -145,6 +144,7 @@ impl Follower {
             self.has_answered = false;
             let Err(error) = self.follow(server).await;
             self.reloader.active().set_connected(server.as_str(), false);
+            self.reloader.forget_rejected(self.index);
             if self.has_answered {
                 delay = initial;
             }
@@ -185,6 +185,7 @@ impl Follower {
         session: &mut Session,
         response: DiscoveryResponse,
     ) -> Result<(), StreamError> {
+        self.reloader.forget_rejected(self.index);
         let result = self.activate(&response).await;
         let server = &self.options.servers[self.index];
         if !std::mem::replace(&mut self.has_answered, true) {

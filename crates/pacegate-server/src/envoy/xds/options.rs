@@ -14,7 +14,7 @@ use super::{
 };
 
 /// The config servers, and the way to connect to them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct XdsOptions {
     /// At least one.
     pub(super) servers: Vec<Authority>,
@@ -30,7 +30,7 @@ pub(crate) struct XdsOptions {
 }
 
 /// Certificates for connections to config servers. Each connection reads the files again.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct XdsTlsFiles {
     /// Added to the authorities that the system trusts.
     pub(super) ca: Option<PathBuf>,
@@ -41,7 +41,10 @@ pub(super) struct XdsTlsFiles {
 }
 
 /// The default delays before a new connection. A config server that comes back is found within a second.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(800));
+pub(super) const BACKOFF: (Duration, Duration) =
+    (Duration::from_millis(100), Duration::from_millis(800));
+/// The default maximum size of a configuration.
+pub(super) const MAX_MESSAGE_BYTES: u32 = 64 << 20;
 /// The port of an address without one, as in gRPC.
 const DEFAULT_PORT: u16 = 443;
 
@@ -108,12 +111,7 @@ fn servers(list: &str) -> Result<Vec<Authority>> {
     let name = "CONFIG_GRPC_XDS_SERVER_URL";
     let mut servers: Vec<Authority> = Vec::new();
     for text in list.split(',').map(str::trim) {
-        let address = text.strip_prefix("dns:///").unwrap_or(text);
-        let parsed = address.parse().ok().filter(|it: &Authority| {
-            let has_port = it.port_u16().is_some() || it.as_str() == it.host();
-            has_port && !it.host().is_empty() && !it.as_str().contains('@')
-        });
-        let server = parsed.ok_or_else(|| {
+        let server = parse_server(text).ok_or_else(|| {
             let problem = format!(
                 "has `{}`: expected host:port, or several of them separated by commas",
                 shorten(text, 80)
@@ -126,6 +124,15 @@ fn servers(list: &str) -> Result<Vec<Authority>> {
         servers.push(server);
     }
     Ok(servers)
+}
+
+/// Parses the address of a config server.
+pub(super) fn parse_server(text: &str) -> Option<Authority> {
+    let address = text.strip_prefix("dns:///").unwrap_or(text);
+    address.parse().ok().filter(|it: &Authority| {
+        let has_port = it.port_u16().is_some() || it.as_str() == it.host();
+        has_port && !it.host().is_empty() && !it.as_str().contains('@')
+    })
 }
 
 /// Returns the host, without brackets, and the port of a config server.
@@ -145,18 +152,22 @@ fn metadata(list: &str) -> Option<Struct> {
 fn headers(list: &str) -> Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     for entry in list.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
-        let header = entry.split_once(':').and_then(|(name, value)| {
-            let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
-            Some((name, HeaderValue::from_str(value.trim()).ok()?))
-        });
-        let (name, mut value) = header.ok_or_else(|| {
+        let header = entry.split_once(':').and_then(|(name, value)| header(name, value));
+        let (name, value) = header.ok_or_else(|| {
             let problem = "is invalid: expected name:value, or several of them separated by commas";
             EnvironmentError::new("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", problem)
         })?;
-        value.set_sensitive(true);
         headers.append(name, value);
     }
     Ok(headers)
+}
+
+/// Parses a header. Its value may be a secret.
+pub(super) fn header(name: &str, value: &str) -> Option<(HeaderName, HeaderValue)> {
+    let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
+    let mut value = HeaderValue::from_str(value.trim()).ok()?;
+    value.set_sensitive(true);
+    Some((name, value))
 }
 
 #[cfg(test)]

@@ -123,6 +123,7 @@ fn unlocated<T>(value: T) -> Spanned<T> {
 
 #[cfg(test)]
 mod tests {
+    use pacegate::PolicyName;
     use proptest::{prelude::*, sample::Index};
 
     use super::{
@@ -335,6 +336,15 @@ descriptors:
         assert_eq!(compile(&same, true).unwrap().policies(), 2);
         let twice: [&[Any]; 2] = [std::slice::from_ref(&a), std::slice::from_ref(&a)];
         assert!(compile(&twice, true).unwrap_err().contains("duplicate descriptor `a`"));
+    }
+
+    #[test]
+    fn rejected_resources_leave_no_names_in_memory() {
+        let resource = config("names", vec![leaf("user", "", hourly(1))]);
+        let known = || PolicyName::known("names.user").is_some();
+        assert!(compile(&[&[resource.clone(), config("", Vec::new())]], false).is_err());
+        assert!(!known());
+        assert!(compile(&[&[resource]], false).is_ok() && known());
     }
 
     #[test]

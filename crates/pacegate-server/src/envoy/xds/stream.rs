@@ -19,7 +19,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
 use rustls::{
-    ClientConfig, RootCertStore,
+    ClientConfig,
     pki_types::{PrivateKeyDer, ServerName, pem::PemObject},
 };
 use socket2::{SockRef, TcpKeepalive};
@@ -89,6 +89,9 @@ const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(15))
     .with_interval(Duration::from_secs(5))
     .with_retries(3);
+/// The same while a request is not acknowledged, which turns keepalive off. The kernel would retry for 15 minutes.
+#[cfg(target_os = "linux")]
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// HTTP/2 flow-control window.
 const WINDOW_BYTES: u32 = 1 << 20;
 /// Requests that wait to be sent. Each answers a response, so there is rarely more than one.
@@ -165,9 +168,7 @@ async fn connect(
     tls: Option<&XdsTlsFiles>,
 ) -> Result<Box<dyn Connection>, StreamError> {
     let (host, port) = host_and_port(server);
-    let stream = TcpStream::connect((host, port)).await.map_err(StreamError::Connect)?;
-    stream.set_nodelay(true).map_err(StreamError::Connect)?;
-    SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE).map_err(StreamError::Connect)?;
+    let stream = open_socket(host, port).await.map_err(StreamError::Connect)?;
     let Some(files) = tls.cloned() else { return Ok(Box::new(stream)) };
     let name = files.server_name.clone().unwrap_or_else(|| host.to_owned());
     let name = ServerName::try_from(name.clone()).map_err(|_| StreamError::ServerName(name))?;
@@ -177,15 +178,25 @@ async fn connect(
     Ok(Box::new(stream.map_err(StreamError::Connect)?))
 }
 
+async fn open_socket(host: &str, port: u16) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect((host, port)).await?;
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(&stream);
+    socket.set_tcp_keepalive(&KEEPALIVE)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(SEND_TIMEOUT))?;
+    Ok(stream)
+}
+
 /// Reads the certificates.
 fn client_config(files: &XdsTlsFiles) -> Result<ClientConfig, TlsError> {
     pacegate_redis::install_crypto_provider();
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    let mut roots = rustls_native_certs::load_native_certs().certs;
     if let Some(file) = &files.ca {
-        roots.add_parsable_certificates(certificates(file)?);
+        roots.extend(certificates(file)?);
     }
-    let builder = ClientConfig::builder().with_root_certificates(roots);
+    let verifier = pacegate_redis::server_verifier(roots).map_err(TlsError::Roots)?;
+    let builder = ClientConfig::builder().dangerous().with_custom_certificate_verifier(verifier);
     let mut config = match &files.client {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {
@@ -264,6 +275,17 @@ impl Body for RequestBody {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_request_that_is_not_acknowledged_ends_the_connection() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let stream = open_socket("127.0.0.1", port).await.unwrap();
+        let socket = SockRef::from(&stream);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+        assert!(socket.keepalive().unwrap());
+    }
 
     #[test]
     fn messages_are_split_at_their_prefixes() {

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     num::NonZeroU32,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use pacegate::{
@@ -35,6 +35,31 @@ impl Store for Unreliable {
             true => Reply::Ready(Err(StoreError::Unavailable("down".to_owned()))),
             false => self.store.charge(charges, id),
         }
+    }
+
+    fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.store.update(charge, update)
+    }
+}
+
+/// A store in which another server charges units between a peek and the charge that follows it.
+#[derive(Debug, Default)]
+struct Contended {
+    store: MemoryStore,
+    /// The units of the other server. It charges them once.
+    other: AtomicU64,
+}
+
+impl Store for Contended {
+    fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
+        let is_peek = charges.iter().all(|charge| charge.cost == 0);
+        let other = if is_peek { 0 } else { self.other.swap(0, Ordering::Relaxed) };
+        if other > 0 {
+            let others: Vec<_> = charges.iter().map(|charge| charge.cost(other)).collect();
+            let Reply::Ready(Ok(outcomes)) = self.store.charge(&others, None) else { panic!() };
+            assert!(outcomes.iter().all(|outcome| outcome.is_admitted()));
+        }
+        self.store.charge(charges, id)
     }
 
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
@@ -216,6 +241,28 @@ async fn an_outage_of_the_store_assigns_units_by_the_failure_mode() {
         assert_eq!(before + after, 100, "{failure:?}: the store has kept its count");
         assert_eq!(units_left(&server).await, 0);
     }
+}
+
+#[tokio::test]
+async fn units_that_cannot_be_assigned_are_not_recorded_as_debt() {
+    let store = Arc::new(Contended { other: AtomicU64::new(95), ..Contended::default() });
+    let policy = Policy::new("quota", ["100/365d"]).in_domain("d").per(["k"]).record_in_full();
+    let mut settings = Settings::new(PolicySet::new([policy]).unwrap());
+    settings.envoy_quotas.insert("quota".parse().unwrap());
+    let limiter = SharedLimiter::new(store.clone(), settings.policies.clone());
+    let state = State::Memory(store.store.clone());
+    let (server, mut client) =
+        handshaken(serve(ActiveConfig::new(Engine::shared(limiter), state, settings))).await;
+    assert_eq!(tokens_after(&mut client, report("d")).await.0, 5, "the rest");
+    server.active.replace(settings_with("107/365d", FailureMode::Closed));
+    assert_eq!(units_left(&server).await, 7, "100 are used");
+}
+
+#[tokio::test]
+async fn an_assignment_lives_for_less_than_a_day() {
+    // Envoy adds a token each year.
+    let (_server, mut client) = connect(quota_settings()).await;
+    assert_eq!(tokens_after(&mut client, report("d")).await.1, 24 * 3_600 - 1);
 }
 
 #[tokio::test]
