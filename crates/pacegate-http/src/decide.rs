@@ -110,10 +110,10 @@ pub struct Question {
 
 /// The correction of the charge for a request, once its response is known.
 ///
-/// The cost of the request was [reserved](pacegate::Limiter::reserve). Refunded units return to where they were charged,
-/// and nowhere if they do not count there any more. Additional units cannot deny the request, which has been served: those
-/// beyond a limit are [debt](pacegate::Excess::Debt), which later requests wait for. If the limit must never be exceeded,
-/// charge the highest possible cost first, and refund the rest.
+/// The cost of the request was [reserved](pacegate::Limiter::reserve). Refunded units return to where they were
+/// charged, and nowhere if they do not count there any more. Additional units cannot deny the request, which has been
+/// served: those beyond a limit are [debt](pacegate::Excess::Debt), which later requests wait for. If the limit must
+/// never be exceeded, charge the highest possible cost first, and refund the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Adjustment {

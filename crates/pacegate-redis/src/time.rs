@@ -28,7 +28,8 @@ pub(crate) enum Time {
 #[derive(Debug)]
 pub(crate) struct TimeEstimate {
     host: Arc<dyn Environment>,
-    /// Microseconds by which the server's clock is ahead of that of this host. Changes only after an estimate was wrong.
+    /// Microseconds by which the server's clock is ahead of that of this host. Changes only after an estimate was
+    /// wrong.
     ahead: AtomicI64,
 }
 

@@ -1,5 +1,5 @@
-//! Keys that an operator has blocked: they are denied regardless of their limits. Decisions use a snapshot in memory. With
-//! a Redis store, all processes share the blocks through it.
+//! Keys that an operator has blocked: they are denied regardless of their limits. Decisions use a snapshot in memory.
+//! With a Redis store, all processes share the blocks through it.
 
 mod shared;
 

@@ -194,8 +194,8 @@ impl Engine {
         }
     }
 
-    /// Returns the answer of the store; `None` if there was none by the deadline. Takes a pinned future, because one that
-    /// moves takes its size twice.
+    /// Returns the answer of the store; `None` if there was none by the deadline. Takes a pinned future, because one
+    /// that moves takes its size twice.
     async fn in_time<T>(&self, answer: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         match self.deadline {
             None => Some(answer.await),
@@ -268,8 +268,8 @@ impl Engine {
         }
     }
 
-    /// Denies charges of which at least one is blocked. The others are peeked, and take nothing. Units that have already
-    /// been spent are recorded.
+    /// Denies charges of which at least one is blocked. The others are peeked, and take nothing. Units that have
+    /// already been spent are recorded.
     async fn blocked(
         &self,
         charges: &[Charge<'_>],

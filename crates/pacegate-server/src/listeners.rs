@@ -1,7 +1,7 @@
 //! The table of listeners.
 //!
-//! To add a listener, write the module that implements [`Protocol`](crate::service::Protocol), and add an entry here, with
-//! its field in the configuration, and its option in the command `serve`.
+//! To add a listener, write the module that implements [`Protocol`](crate::service::Protocol), and add an entry here,
+//! with its field in the configuration, and its option in the command `serve`.
 
 use std::{
     ops::{Index, IndexMut},

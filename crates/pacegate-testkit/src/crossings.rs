@@ -22,9 +22,9 @@ struct Crossings<'a> {
 
 impl History {
     /// Returns the thresholds that charges of the history reach, by the model: each once per fixed window, or once per
-    /// period in other algorithms. Reservations have the estimates and times of limiters, which bound them. `is_shared`:
-    /// other processes may have charged the key, so the first charge that finds a fixed window at or above a threshold
-    /// reports it.
+    /// period in other algorithms. Reservations have the estimates and times of limiters, which bound them.
+    /// `is_shared`: other processes may have charged the key, so the first charge that finds a fixed window at or above
+    /// a threshold reports it.
     pub fn crossings(&self, thresholds: &[Threshold], is_shared: bool) -> Vec<Crossing> {
         let (mut model, mut now) = (Model::new(self.limit), self.start.as_micros());
         let mut crossings =

@@ -11,7 +11,8 @@ use pacegate::{Algorithm, Excess, Limit, Timestamp, algorithm::Outcome};
 pub struct Model {
     limit: Limit,
     entries: Vec<Entry>,
-    /// Of a bucket whose first entries were [forgotten](Self::forget): an instant, and the missing tokens × period then.
+    /// Of a bucket whose first entries were [forgotten](Self::forget): an instant, and the missing tokens × period
+    /// then.
     base: Option<(u64, i128)>,
     /// Of a bucket: the tokens that settlements have returned, and those that refunds and resets have.
     settled: i128,

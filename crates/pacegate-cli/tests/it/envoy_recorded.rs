@@ -233,9 +233,9 @@ descriptors:
     Run { variables: BTreeMap::new(), files: vec![rules.to_owned()], steps }
 }
 
-/// Converts an answer of ours to that of the recorded version. There, rules in quota mode only report: they never deny, and
-/// their status is `OK`. In later versions, and ours, their status is `OVER_LIMIT`, and a request is denied if all of
-/// its rules in quota mode are over their limit.
+/// Converts an answer of ours to that of the recorded version. There, rules in quota mode only report: they never deny,
+/// and their status is `OK`. In later versions, and ours, their status is `OVER_LIMIT`, and a request is denied if all
+/// of its rules in quota mode are over their limit.
 fn without_quotas(mut answer: Vec<String>) -> Vec<String> {
     let is_quota = |line: &str| line.split(' ').nth(2).is_some_and(|name| name.starts_with(QUOTA));
     let is_over = |line: &String| line.starts_with("OVER_LIMIT");

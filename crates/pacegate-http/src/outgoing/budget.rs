@@ -50,9 +50,9 @@ impl<L: Wait> StayWithinLayer<L> {
     /// Corrects the charge at the end of the response by the units that its body reports: refunds the rest, or charges
     /// more, which later calls wait for.
     ///
-    /// Estimate the cost with [`cost`](Self::cost). The body is passed on unchanged, each part as it arrives. A response
-    /// that reports nothing, is compressed, or is not read to its end keeps the charge. To correct these by their head,
-    /// use [`settle_with`](Self::settle_with): its adjustment applies unless it is
+    /// Estimate the cost with [`cost`](Self::cost). The body is passed on unchanged, each part as it arrives. A
+    /// response that reports nothing, is compressed, or is not read to its end keeps the charge. To correct these by
+    /// their head, use [`settle_with`](Self::settle_with): its adjustment applies unless it is
     /// [`Adjustment::Keep`](crate::Adjustment::Keep).
     ///
     /// ```

@@ -60,8 +60,8 @@ pub(super) fn files(sources: &[RuleFile], options: &EnvoyOptions) -> Result<Rule
     documents(parsed.iter().map(|(source, root)| (*source, root)), options)
 }
 
-/// Compiles documents. The source of each is for errors. Documents that are invalid leave no names of policies behind, so
-/// that a config server cannot fill the memory with them.
+/// Compiles documents. The source of each is for errors. Documents that are invalid leave no names of policies behind,
+/// so that a config server cannot fill the memory with them.
 pub(super) fn documents<'a>(
     roots: impl Iterator<Item = (&'a RuleFile, &'a RuleDocument)> + Clone,
     options: &EnvoyOptions,

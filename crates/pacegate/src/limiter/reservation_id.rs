@@ -60,8 +60,8 @@ impl ReservationId {
             (charges.iter().map(length).sum::<usize>(), Self::MAX_LENGTH / 4 * 3 - 32);
         if length > max {
             let problem = format!(
-                "the keys and tags of a reservation are too long for its id: {length} bytes with 128 for each limit, of \
-                 at most {max}"
+                "the keys and tags of a reservation are too long for its id: {length} bytes with 128 for each \
+                 limit, of at most {max}"
             );
             return Err(StoreError::Unsupported(problem));
         }

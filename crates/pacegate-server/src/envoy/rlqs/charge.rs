@@ -158,8 +158,8 @@ impl BucketRequest<'_> {
     }
 }
 
-/// Returns the charges of a bucket. A denied charge changes nothing, even if a policy records spent units in full: units
-/// that are not assigned are not spent.
+/// Returns the charges of a bucket. A denied charge changes nothing, even if a policy records spent units in full:
+/// units that are not assigned are not spent.
 fn charges<'p>(plan: &'p BoundedPlan<'_>, units: u64) -> Result<Vec<Charge<'p>>, CostError> {
     let charges = plan.charges(units)?;
     Ok(charges.into_iter().map(|charge| charge.excess(Excess::Reject)).collect())

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::config::{ValueError, duration};
 
-/// The statistics of envoyproxy/ratelimit about its rules, beside the metrics of this server. A change takes effect after a
-/// restart.
+/// The statistics of envoyproxy/ratelimit about its rules, beside the metrics of this server. A change takes effect
+/// after a restart.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(rename = "EnvoyStatistics")]

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::config::{ValueError, beside, duration};
 
-/// Config servers that send rules over xDS, instead of files of envoyproxy/ratelimit. Until one of them has sent rules, each
-/// call of Envoy fails. A change takes effect after a restart.
+/// Config servers that send rules over xDS, instead of files of envoyproxy/ratelimit. Until one of them has sent rules,
+/// each call of Envoy fails. A change takes effect after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "EnvoyXds")]
@@ -69,7 +69,8 @@ struct XdsTlsSection {
     #[schemars(with = "Option<String>")]
     ca: Option<PathBuf>,
 
-    /// The certificate of this client and its key (`CONFIG_GRPC_XDS_CLIENT_TLS_CERT`, `CONFIG_GRPC_XDS_CLIENT_TLS_KEY`).
+    /// The certificate of this client and its key (`CONFIG_GRPC_XDS_CLIENT_TLS_CERT`,
+    /// `CONFIG_GRPC_XDS_CLIENT_TLS_KEY`).
     client: Option<ClientIdentity>,
 
     /// The name in the certificate of the server (`CONFIG_GRPC_XDS_SERVER_TLS_SAN`). Default: its host.
