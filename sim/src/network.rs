@@ -376,9 +376,9 @@ impl Network {
         while let Ok(Some(args)) = resp::take_command(&mut state.unparsed) {
             let name = String::from_utf8_lossy(&args[0]).into_owned();
             args.iter().for_each(|arg| self.shared.trace.bytes(arg));
+            let resets = redis.resets();
             let reply = redis.execute(&mut state.session, args, now);
-            // Only a reset sends it.
-            if name == "UNLINK" {
+            if redis.resets() > resets {
                 network.resets.push(elapsed);
                 network.reset_times.insert(now);
             }

@@ -44,7 +44,7 @@ pub(crate) struct Explained {
     /// Empty if the policy does not apply, or an override removes its limits.
     pub(crate) limits: Vec<LimitState>,
     /// Parts of each limit at which a key is reported, such as `80%`. Absent if there are none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(crate) notify: Vec<String>,
 }
 

@@ -10,6 +10,8 @@ pub struct Keyspace {
     entries: BTreeMap<Vec<u8>, Entry>,
     /// Microseconds since 1970. It does not change while a script runs.
     now: u64,
+    /// Number of `UNLINK` commands, also of scripts.
+    unlinks: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -46,6 +48,11 @@ impl Keyspace {
         self.entries.retain(|_, entry| entry.expires.is_none_or(|expires| now <= expires));
     }
 
+    /// Returns the number of `UNLINK` commands so far, which only resets send.
+    pub fn unlinks(&self) -> u64 {
+        self.unlinks
+    }
+
     /// Removes all keys.
     pub fn clear(&mut self) {
         self.entries.clear();
@@ -63,7 +70,11 @@ impl Keyspace {
     pub fn run(&mut self, name: &str, args: &[Vec<u8>]) -> Option<Answer> {
         let answer = match (name, args) {
             ("TIME", []) => Ok(self.time()),
-            ("DEL" | "UNLINK", keys) => Ok(self.delete(keys)),
+            ("DEL", keys) => Ok(self.delete(keys)),
+            ("UNLINK", keys) => {
+                self.unlinks += 1;
+                Ok(self.delete(keys))
+            }
             ("EXISTS", keys) => {
                 let found = keys.iter().filter(|key| self.entries.contains_key(*key)).count();
                 Ok(Reply::Int(found as i64))

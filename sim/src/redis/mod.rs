@@ -63,6 +63,11 @@ impl Redis {
         self.recorded = Some(Vec::new());
     }
 
+    /// Returns the number of resets so far.
+    pub fn resets(&self) -> u64 {
+        self.keyspace.lock().unlinks()
+    }
+
     /// Returns the commands recorded so far, with their replies.
     pub fn take_recorded(&mut self) -> Vec<(Args, Reply)> {
         self.recorded.as_mut().map(std::mem::take).unwrap_or_default()

@@ -68,7 +68,7 @@ fn the_suggested_request_is_limited_by_a_policy_of_the_file() {
 fn the_readme_shows_a_limit_that_is_reached() {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let readme = fs::read_to_string(readme).unwrap();
-    let [_install, commands, script] = [0, 1, 2].map(|block| {
+    let [commands, script] = [0, 1].map(|block| {
         let block = readme.split("```sh\n").nth(block + 1).unwrap();
         block.split_once("```").unwrap().0
     });

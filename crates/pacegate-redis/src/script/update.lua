@@ -42,7 +42,7 @@ if action == RESET then
     local _, a = unpack('<I8I8', value)
     count_returned(KEYS[2], 0, a + 1)
   end
-  return call('DEL', key)
+  return call('UNLINK', key)
 end
 
 if action == RENEW then

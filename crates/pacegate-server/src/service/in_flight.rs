@@ -58,7 +58,7 @@ struct Counted<C> {
 pub(crate) struct TooMuch;
 
 /// Bytes that all connections of a listener may hold, unless requests may be so large that few would fit.
-const MAX_BYTES: usize = 32 << 20;
+const MAX_BYTES: usize = 24 << 20;
 /// Bytes that one connection may hold, with the same exception.
 const MAX_CONNECTION_BYTES: usize = 1 << 20;
 /// Bytes that a connection may still hold once all of them hold [`MAX_BYTES`]. A client that reads its answers and
