@@ -24,7 +24,7 @@ enum Form {
 }
 
 impl Meter {
-    /// Creates a meter for a response, or `None` if its body is not JSON or compressed.
+    /// Creates a meter for a response, or `None` if its body is compressed or not JSON.
     pub(super) fn new(usage: &Usage, headers: &HeaderMap) -> Option<Self> {
         let text = |name| headers.get(name).map_or("", |value| value.to_str().unwrap_or_default());
         if !matches!(text(header::CONTENT_ENCODING), "" | "identity") {
