@@ -223,7 +223,9 @@ mod tests {
     #[test]
     fn a_full_pool_leaves_each_connection_a_little() {
         let pool = InFlight::new(64 * KIB);
-        let held: Vec<_> = (0..32).map(|_| pool.share().hold(1_024 * KIB).unwrap()).collect();
+        let held: Vec<_> = (0..MAX_BYTES / MAX_CONNECTION_BYTES)
+            .map(|_| pool.share().hold(1_024 * KIB).unwrap())
+            .collect();
         let share = pool.share();
         assert_eq!(share.hold(16 * KIB + 1).unwrap_err(), TooMuch);
         assert!(share.hold(16 * KIB).is_ok());
