@@ -24,8 +24,8 @@ pub(super) struct Rights {
 const NEEDED: [&str; 28] = [
     "PING", "TIME", "EVAL s 1 K", "EVALSHA d 1 K", "GET K", "MGET K", "SET K v PX 1", "EXISTS K", "DEL K", "UNLINK K",
     "PEXPIRE K 1", "LINDEX K 0", "LLEN K", "LPUSH K v", "LRANGE K 0 1", "LSET K 0 v", "LTRIM K 0 1", "RPUSH K v",
-    "RPOP K", "ZADD K 1 m", "ZCARD K", "ZCOUNT K 0 1", "ZRANGE K 0 1", "ZRANGEBYSCORE K 0 1", "ZREM K m", "ZREMRANGEBYSCORE K 0 1", "ZSCORE K m",
-    "SELECT 0",
+    "RPOP K", "ZADD K 1 m", "ZCARD K", "ZCOUNT K 0 1", "ZRANGE K 0 1", "ZRANGEBYSCORE K 0 1", "ZREM K m",
+    "ZREMRANGEBYSCORE K 0 1", "ZSCORE K m", "SELECT 0",
 ];
 const NEEDED_IN_CLUSTER: [&str; 2] = ["CLUSTER SLOTS", "ASKING"];
 
