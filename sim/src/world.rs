@@ -207,8 +207,8 @@ impl World {
         }
     }
 
-    /// Checks that all permits were returned but those that clients forgot. If hosts crashed or the server lost data,
-    /// they expire later.
+    /// Checks that all permits were returned, except those that clients forgot. If hosts crashed or the server lost
+    /// data, they expire later.
     async fn check_returned_permits(&self) {
         let has_crashes = self.scenario.faults.contains(&FaultKind::Crash);
         if has_crashes || !self.network.disturbances().is_empty() {

@@ -83,7 +83,7 @@ struct Queue {
     settlements: Vec<Settlement>,
     /// Updates, and commands that another worker forwarded.
     commands: Vec<Command>,
-    /// The length at which the task is woken, because it waits for so many requests.
+    /// The number of queued requests at which the task is woken.
     wake_at: usize,
     /// The worker has shut down.
     ended: bool,
