@@ -60,6 +60,26 @@ struct Entry {
     limit: Limit,
 }
 
+/// The units that count in a fixed window.
+#[derive(Clone, Copy, Debug, Default)]
+struct WindowUse {
+    window: u64,
+    used: i128,
+    /// Those that the amounts of this window and of later ones have to pay for; 0 if this one pays for all.
+    carried: i128,
+}
+
+impl WindowUse {
+    fn moved_to(self, window: u64, amount: i128) -> Self {
+        let carried = if self.carried > amount { self.carried } else { 0 };
+        if window == self.window {
+            return Self { carried, ..self };
+        }
+        let used = (carried - i128::from(window - self.window) * amount).max(0);
+        Self { window, used, carried: if used > amount { used } else { 0 } }
+    }
+}
+
 impl Model {
     /// Creates the model of an unused key.
     pub fn new(limit: Limit) -> Self {
@@ -133,9 +153,10 @@ impl Model {
         let max = if let Excess::Debt { max } = excess { max } else { self.limit.max_excess() };
         let capacity = i128::from(self.limit.capacity());
         let is_window = self.limit.algorithm() == Algorithm::FixedWindow;
-        let has_debt = self.excess(now) > 0 && self.has_debt(now);
+        let debt = self.debt(now);
+        let has_debt = debt > 0;
         // Debt does not include excess that was only counted, or that is from a higher limit.
-        let over = if is_window && is_debt && !has_debt { 0 } else { self.excess(now) };
+        let over = if is_window && is_debt { debt } else { self.excess(now) };
         let room = i128::from(max) + i128::from(self.remaining(now)) - over;
         let units = if has_debt && !is_debt { 0 } else { i128::from(cost).min(room.max(0)) };
         if units > 0 {
@@ -281,7 +302,7 @@ impl Model {
         let window = self.window(now);
         let in_window = |wanted: u64| self.units(|at| at / period == wanted);
         match self.limit.algorithm() {
-            Algorithm::FixedWindow => self.in_fixed_window(window).0 + cost <= amount,
+            Algorithm::FixedWindow => self.in_fixed_window(window).used + cost <= amount,
             Algorithm::SlidingWindow => {
                 let previous = if window == 0 { 0 } else { in_window(window - 1) };
                 let (whole, elapsed) = (i128::from(period), i128::from(now % period));
@@ -298,38 +319,33 @@ impl Model {
     }
 
     /// Returns the units that count in a fixed window: those taken in it, and the debt of earlier windows, each of
-    /// which paid its amount. Excess that is not debt ends with its window. Also returns true if the units beyond the
-    /// amount are debt.
-    fn in_fixed_window(&self, window: u64) -> (i128, bool) {
-        let (mut used, mut has_debt, mut last) = (0, false, 0);
-        let next_window =
-            |(used, has_debt, last): (i128, bool, u64), window: u64, limit: &Limit| {
-                let paid = i128::from(window - last) * i128::from(limit.amount());
-                let rest = if has_debt { (used - paid).max(0) } else { 0 };
-                if window == last {
-                    (used, has_debt)
-                } else {
-                    (rest, rest > i128::from(limit.amount()))
-                }
-            };
+    /// which paid its amount. Excess that is not debt ends with its window.
+    fn in_fixed_window(&self, window: u64) -> WindowUse {
+        let mut current = WindowUse::default();
         for entry in &self.entries {
             let amount = i128::from(entry.limit.amount());
-            (used, has_debt) = next_window((used, has_debt, last), entry.window, &entry.limit);
-            last = entry.window;
-            has_debt &= used > amount;
-            if entry.is_debt && !has_debt {
-                used = used.min(amount);
+            current = current.moved_to(entry.window, amount);
+            if entry.is_debt {
+                current.carried = current.carried.max(current.used.min(amount));
             }
-            used = (used + entry.units).max(0);
-            has_debt = (has_debt || entry.is_debt) && used > amount;
+            current.used = (current.used + entry.units).max(0);
+            if entry.is_debt || current.carried > amount {
+                current.carried += entry.units;
+            }
+            if current.carried <= amount {
+                current.carried = 0;
+            }
         }
-        next_window((used, has_debt, last), window, &self.limit)
+        current.moved_to(window, i128::from(self.limit.amount()))
     }
 
-    /// Returns true if units beyond the amount of a fixed window are debt, which counts in later windows.
-    fn has_debt(&self, now: u64) -> bool {
-        let window = self.window(now);
-        self.limit.algorithm() == Algorithm::FixedWindow && self.in_fixed_window(window).1
+    /// Returns the units beyond the amount of a fixed window that later windows have to pay.
+    fn debt(&self, now: u64) -> i128 {
+        if self.limit.algorithm() != Algorithm::FixedWindow {
+            return 0;
+        }
+        let current = self.in_fixed_window(self.window(now));
+        (current.carried - i128::from(self.limit.amount())).max(0)
     }
 
     /// Returns the number of the window that contains an instant. The windows of calendar periods are those of the

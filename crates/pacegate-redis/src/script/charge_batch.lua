@@ -155,9 +155,8 @@ end
 -- Takes units that do not fit.
 local function take_excess(cell, excess, units)
   if cell.taken == BROKEN then return end
-  local taken, over
-  taken, cell.a, cell.b, over = record(cell.kind, excess, cell.free, units, cell.a, cell.b)
-  cell.free = cell.free + over
+  local taken
+  taken, cell.b = record(cell.kind, cell.amount, excess, cell.free, units, cell.b)
   take(cell, taken)
 end
 

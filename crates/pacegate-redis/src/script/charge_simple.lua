@@ -38,7 +38,7 @@ for _ = 1, limits do
         taken = fit * cost
         if excess > 0 and fit < times then
           local more
-          more, a, b = record(kind, excess, free - taken, (times - fit) * cost, a, b)
+          more, b = record(kind, amount, excess, free - taken, (times - fit) * cost, b)
           taken = taken + more
         end
       end

@@ -46,9 +46,27 @@ local function muldiv(x, y, z)
   return whole * y + quotient, rest
 end
 
--- A state is an instant `at` and two numbers. Fixed windows: the count, and 1 if units beyond the amount are debt,
+-- A state is an instant `at` and two numbers. Fixed windows: the count, and 0 unless units beyond the amount are debt,
 -- which later windows pay. Sliding windows: the counts of the current and the previous window. Buckets: the used tokens
 -- and the fraction of a token, in units of one token / microseconds of the period.
+
+-- The second number of a fixed window with debt: 1, or the number of the window of a calendar period; plus 2^35 * the
+-- packed units that are not carried, because they were only counted, or are from a higher limit. The lower 12 bits of
+-- the latter are the highest bits of the units, and the others say how often the units were halved for that.
+local DEBT_WORD, MAX_AMOUNT = 2 ^ 35, 999999999999999
+
+local function uncarried(b)
+  if b < DEBT_WORD then return 0 end
+  local packed = floor(b / DEBT_WORD)
+  local highest = packed % 4096
+  return highest * 2 ^ math.min((packed - highest) / 4096, 38)
+end
+
+local function pack_uncarried(units)
+  local halvings = 0
+  while units >= 4096 do units, halvings = floor(units / 2), halvings + 1 end
+  return (halvings * 4096 + units) * DEBT_WORD
+end
 
 -- Moves a state to now. The fourth result is true if the clock stepped back: usage then counts as of now, and the state
 -- has to be written.
@@ -59,7 +77,7 @@ local function move(kind, amount, period, at, a, b)
     if passed < period then return at, a, b end
     if passed < 2 * period and kind == SLIDING_WINDOW then return at + period, 0, a end
     if b > 0 and kind == FIXED_WINDOW then
-      a = math.max(a - floor(passed / period) * amount, 0)
+      a = math.max(a - uncarried(b) - floor(passed / period) * amount, 0)
       return now - now % period, a, a > amount and 1 or 0
     end
     return now - now % period, 0, 0
@@ -82,14 +100,14 @@ local function read_window(program, place)
   return { start = start, stop = stop, number = number, is_wrong = now < start or now >= stop }, place
 end
 
--- The same as `move`, also for a calendar period, which has a `window`. If there is debt, `b` is the number of the
--- state's window then.
+-- The same as `move`, also for a calendar period, which has a `window`. If there is debt, `b` contains the number of
+-- the state's window then.
 local function move_in(window, kind, amount, period, at, a, b)
   if not window then return move(kind, amount, period, at, a, b) end
   if at > now then return window.start, a, b, true end
   if at >= window.start then return at, a, b end
   if b == 0 then return window.start, 0, 0 end
-  a = math.max(a - math.max(window.number - b, 0) * amount, 0)
+  a = math.max(a - uncarried(b) - math.max(window.number - b % DEBT_WORD, 0) * amount, 0)
   return window.start, a, a > amount and window.number or 0
 end
 
@@ -103,28 +121,32 @@ local function free_units(kind, amount, capacity, period, at, a, b)
   return amount - a - whole - (rest > 0 and 1 or 0)
 end
 
--- Records units that do not fit into the free ones: `excess` is 1 + 2 * the maximum beyond the capacity, + 1 for debt.
--- Returns the units recorded, the new state, and the units that a fixed window forgets: debt does not include excess
--- that was only counted, or that is from a higher limit. While there is debt, none is counted.
-local function record(kind, excess, free, units, a, b)
-  local is_debt, over = excess % 2 == 0, 0
-  if kind == FIXED_WINDOW and not (b > 0 and free < 0) then
-    if is_debt then over = math.max(-free, 0) end
-  elseif kind == FIXED_WINDOW and not is_debt then
-    return 0, a, b, 0
+-- Returns how many of `units` to record that do not fit into the free ones, and the new second number of the state.
+-- `excess` is 1 + 2 * the maximum beyond the capacity, + 1 for debt. While there is debt, none is only counted.
+local function record(kind, amount, excess, free, units, b)
+  local is_debt, max = excess % 2 == 0, floor((excess - 1) / 2)
+  if kind ~= FIXED_WINDOW then return math.max(math.min(units, free + max), 0), b end
+  local used = amount - free
+  local carried = b > 0 and used - uncarried(b) or 0
+  if carried <= amount then
+    carried = math.min(used, amount)
+  elseif not is_debt then
+    return 0, b
   end
-  local taken = math.max(math.min(units, free + over + floor((excess - 1) / 2)), 0)
-  if taken == 0 then return 0, a, b, 0 end
-  if kind == FIXED_WINDOW then b = is_debt and 1 or 0 end
-  return taken, a - over, b, over
+  local room = is_debt and math.min(amount + max - carried, MAX_AMOUNT - used) or free + max
+  local taken = math.max(math.min(units, room), 0)
+  if taken == 0 then return 0, b end
+  return taken, is_debt and 1 + pack_uncarried(used - carried) or 0
 end
 
 -- Writes a state. It expires `slack` milliseconds after it has no effect any more; the state contains its window, so a
 -- late expiry is harmless. In the same window the expiry stays as it was. `window` is set for a calendar period, where
 -- `period` is the maximum length of a window.
 local function write(key, slack, kind, amount, period, before, at, a, b, window)
-  local has_debt = kind == FIXED_WINDOW and b > 0 and a > amount
-  if kind == FIXED_WINDOW then b = has_debt and (window and window.number or 1) or 0 end
+  local has_debt = kind == FIXED_WINDOW and b > 0 and a - uncarried(b) > amount
+  if kind == FIXED_WINDOW then
+    b = has_debt and b - b % DEBT_WORD + (window and window.number or 1) or 0
+  end
   local value, life = pack('<I8I8I8', at, a, b), nil
   if amount == 0 then
     life = 2 * period
@@ -132,7 +154,7 @@ local function write(key, slack, kind, amount, period, before, at, a, b, window)
     life = math.min((a + 1) * (period / amount), 2 ^ 53)
   elseif has_debt then
     local from = window and window.stop - period or at
-    life = math.min(from - now + math.ceil(a / amount) * period, 2 ^ 53)
+    life = math.min(from - now + math.ceil((a - uncarried(b)) / amount) * period, 2 ^ 53)
   elseif at == before then
     return call('SET', key, value, 'KEEPTTL')
   elseif kind == FIXED_WINDOW then

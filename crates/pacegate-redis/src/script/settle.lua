@@ -80,7 +80,7 @@ local function charge_log(key, amount, period, excess, units)
   end
   local free = amount - live
   if units > free then
-    units = excess > 0 and record(SLIDING_LOG, excess, free, units, 0, 0) or 0
+    units = excess > 0 and record(SLIDING_LOG, amount, excess, free, units, 0) or 0
   end
   if units == 0 then return free end
   if length > 0 and at >= now then
@@ -97,7 +97,7 @@ local function charge_state(key, kind, amount, capacity, period, excess, units, 
   local free = free_units(kind, amount, capacity, period, at, a, b)
   if units > free then
     if excess == 0 then return free end
-    units, a, b = record(kind, excess, free, units, a, b)
+    units, b = record(kind, amount, excess, free, units, b)
   end
   if units > 0 then write(key, slack, kind, amount, period, before, at, a + units, b, window) end
   return free

@@ -16,12 +16,26 @@ struct Window {
     start: u64,
     end: u64,
     used: u64,
-    /// `true` if the units beyond the amount are carried into the next window. There are such units then.
-    has_debt: bool,
+    debt: Option<Debt>,
 }
 
-/// The bit of the payload that is set if there is debt. Units have fewer bits.
-const DEBT: u64 = 1 << 60;
+/// The units beyond the amount are carried into the next window. There are such units then.
+#[derive(Clone, Copy)]
+struct Debt {
+    /// Used units that are not carried: excess that was only counted, or that is from a higher limit.
+    uncarried: u64,
+}
+
+/// The bits of the used units in the payload.
+const USED_BITS: u32 = 50;
+/// The bit of the payload that is set if there is debt. The [packed](Debt::pack) debt follows.
+const DEBT: u64 = 1 << USED_BITS;
+/// The number of significant bits of uncarried units that are kept.
+const UNCARRIED_BITS: u32 = 12;
+/// Stores whose states are three integers multiply the packed debt by this number: see [`to_words`].
+const DEBT_WORD: u64 = 1 << 35;
+
+const _: () = assert!(Limit::MAX_AMOUNT < DEBT);
 
 /// Decides `cost` at `now`. After a denial, the client can retry when the window ends, or when its debt is paid.
 ///
@@ -35,7 +49,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
         let retry_after = window.retry_after(limit, now, cost.max(1));
         return Outcome::refused(free, retry_after, reset_after);
     }
-    let next = Window { used: window.used + cost, has_debt: false, ..window };
+    let next = Window { used: window.used + cost, debt: None, ..window };
     if cost > 0 {
         *state = next.state(limit);
     }
@@ -45,8 +59,7 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
 /// Returns the state with up to `cost` fewer used units. Units of earlier windows are not refunded, except debt.
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
     let window = Window::at(limit, state, now);
-    let used = window.used.saturating_sub(cost);
-    Window { used, has_debt: window.has_debt && used > limit.amount(), ..window }.state(limit)
+    Window { used: window.used.saturating_sub(cost), ..window }.without_paid_debt(limit).state(limit)
 }
 
 /// Returns units of an earlier charge, unless its window is over.
@@ -61,14 +74,13 @@ pub(super) fn return_units(
     if is_over { state } else { refund(limit, state, now, units) }
 }
 
-/// Returns the used units before a charge with this excess. Debt does not include excess that was only counted, or that
-/// is from a higher limit.
+/// Returns the used units before a charge with this excess. If it becomes debt, those are the units that are carried,
+/// and at least so many that the counter does not overflow.
 pub(super) fn used(limit: &Limit, state: State, now: u64, excess: Excess) -> u64 {
     let window = Window::at(limit, state, now);
-    match excess {
-        Excess::Debt { .. } if !window.owes(limit) => window.used.min(limit.amount()),
-        _ => window.used,
-    }
+    let Excess::Debt { max } = excess else { return window.used };
+    let spare = Limit::MAX_AMOUNT - limit.amount() - max;
+    window.carried(limit).max(window.used.saturating_sub(spare))
 }
 
 /// Returns `true` if this is a fixed window with debt.
@@ -79,22 +91,41 @@ pub(super) fn has_debt(limit: &Limit, state: State, now: u64) -> bool {
 /// Returns the state with `units` more, which exceed the amount.
 pub(super) fn add(limit: &Limit, state: State, now: u64, units: u64, excess: Excess) -> State {
     let window = Window::at(limit, state, now);
-    let is_debt = matches!(excess, Excess::Debt { .. });
-    let used = used(limit, state, now, excess) + units;
-    let has_debt = (window.owes(limit) || is_debt) && used > limit.amount();
-    Window { used, has_debt, ..window }.state(limit)
+    let debt = match excess {
+        Excess::Debt { .. } => Some(Debt { uncarried: window.used - window.carried(limit) }),
+        // There is no debt under this limit, because nothing is counted while there is.
+        _ => None,
+    };
+    Window { used: window.used + units, debt, ..window }.without_paid_debt(limit).state(limit)
 }
 
-/// Returns the used units, and 1 if there is debt.
+/// Returns the used units; and 1 plus the packed debt times [`DEBT_WORD`], or 0 without debt. The Lua scripts store the
+/// number of the window instead of the 1 if the period is one of a calendar.
 pub(super) fn to_words(_: &Limit, state: State) -> (u64, u64) {
-    let (used, has_debt) = unpack(state.payload());
-    (used.min(Limit::MAX_AMOUNT), u64::from(has_debt))
+    let (used, debt) = unpack(state.payload());
+    (used.min(Limit::MAX_AMOUNT), debt.map_or(0, |debt| 1 + debt.pack() * DEBT_WORD))
 }
 
 /// Reverses [`to_words`]: returns the lifetime and the payload.
-pub(super) fn from_words(limit: &Limit, used: u64, has_debt: u64) -> (u64, u128) {
-    let (used, has_debt) = (used.min(Limit::MAX_AMOUNT), has_debt > 0);
-    (lifetime(limit, used, has_debt), pack(used, has_debt))
+pub(super) fn from_words(limit: &Limit, used: u64, debt: u64) -> (u64, u128) {
+    let used = used.min(Limit::MAX_AMOUNT);
+    let debt = (debt > 0).then(|| Debt::unpack(debt / DEBT_WORD));
+    (lifetime(limit, used, debt), pack(used, debt))
+}
+
+impl Debt {
+    /// Returns the uncarried units as a number of 18 bits: the [`UNCARRIED_BITS`] highest bits of the units, and how
+    /// often they were halved for that. Rounded down, so that rather too much is carried than too little.
+    fn pack(self) -> u64 {
+        let halvings = (64 - self.uncarried.leading_zeros()).saturating_sub(UNCARRIED_BITS);
+        u64::from(halvings) << UNCARRIED_BITS | self.uncarried >> halvings
+    }
+
+    /// Reverses [`Debt::pack`].
+    fn unpack(packed: u64) -> Self {
+        let halvings = (packed >> UNCARRIED_BITS).min(u64::from(USED_BITS - UNCARRIED_BITS));
+        Self { uncarried: (packed & ((1 << UNCARRIED_BITS) - 1)) << halvings }
+    }
 }
 
 impl Window {
@@ -102,52 +133,69 @@ impl Window {
     /// the first charge of a window needs a division.
     #[inline]
     fn at(limit: &Limit, state: State, now: u64) -> Self {
-        let (start, (used, has_debt)) = (state.at().as_micros(), unpack(state.payload()));
+        let (start, (used, debt)) = (state.at().as_micros(), unpack(state.payload()));
         // 0 for a calendar period.
         let period = limit.packed_period().fixed_micros();
         if now - start < period {
-            return Self { start, end: start + period, used, has_debt };
+            return Self { start, end: start + period, used, debt };
         }
         let current = window(limit, now);
-        let (used, has_debt) = match has_debt {
-            _ if current.start <= start => (used, has_debt),
-            true => rest(limit, used, current.number - window(limit, start).number),
-            false => (0, false),
+        let (used, debt) = match debt {
+            _ if current.start <= start => (used, debt),
+            Some(debt) => {
+                let windows = current.number - window(limit, start).number;
+                rest(limit, used.saturating_sub(debt.uncarried), windows)
+            }
+            None => (0, None),
         };
-        Self { start: current.start.max(start), end: current.end, used, has_debt }
+        Self { start: current.start.max(start), end: current.end, used, debt }
     }
 
     /// Returns `true` if there is debt under this limit, which may be higher than that of the last charge.
     fn owes(&self, limit: &Limit) -> bool {
-        self.has_debt && self.used > limit.amount()
+        self.debt.is_some_and(|debt| self.used.saturating_sub(debt.uncarried) > limit.amount())
+    }
+
+    /// Returns the used units that the amounts of this and of later windows pay for.
+    fn carried(&self, limit: &Limit) -> u64 {
+        match self.debt {
+            Some(debt) if self.owes(limit) => self.used - debt.uncarried,
+            _ => self.used.min(limit.amount()),
+        }
+    }
+
+    fn without_paid_debt(self, limit: &Limit) -> Self {
+        Self { debt: self.debt.filter(|_| self.owes(limit)), ..self }
     }
 
     /// Returns the state to store. It expires at the end of the window, or when the debt is paid.
     #[inline]
     fn state(&self, limit: &Limit) -> State {
         let at = Timestamp::from_micros(self.start);
-        State::new(at, lifetime(limit, self.used, self.has_debt), pack(self.used, self.has_debt))
+        State::new(at, lifetime(limit, self.used, self.debt), pack(self.used, self.debt))
     }
 
     /// Returns the microseconds until `cost` fits, if it does not fit now.
     #[inline]
     fn retry_after(&self, limit: &Limit, now: u64, cost: u64) -> u64 {
-        if !self.has_debt {
+        if self.debt.is_none() {
             return self.end - now;
         }
-        let windows = (self.used + cost - limit.amount()).div_ceil(limit.amount());
-        self.end_after(limit, windows - 1) - now
+        let windows = (self.carried(limit) + cost).saturating_sub(limit.amount());
+        self.end_after(limit, windows.div_ceil(limit.amount()).max(1) - 1) - now
     }
 
     /// Returns the microseconds until all units are free: the rest of the window, and those that pay the debt. 0 if
     /// none is used.
     #[inline]
     fn reset_after(&self, limit: &Limit, now: u64) -> u64 {
-        match self.used {
-            0 => 0,
-            used if self.has_debt => self.end_after(limit, used.div_ceil(limit.amount()) - 1) - now,
-            _ => self.end - now,
+        if self.used == 0 {
+            return 0;
         }
+        if self.debt.is_none() {
+            return self.end - now;
+        }
+        self.end_after(limit, self.carried(limit).div_ceil(limit.amount()).max(1) - 1) - now
     }
 
     /// Returns the end of the window that is this many windows later.
@@ -157,32 +205,36 @@ impl Window {
     }
 }
 
-/// Returns the units that are left of `used` after this many windows, and `true` if there is debt among them.
+/// Returns the units that are left of `carried` after this many windows, and the debt among them.
 #[cold]
-fn rest(limit: &Limit, used: u64, windows: u64) -> (u64, bool) {
-    let used = used.saturating_sub(windows.saturating_mul(limit.amount()));
-    (used, used > limit.amount())
+fn rest(limit: &Limit, carried: u64, windows: u64) -> (u64, Option<Debt>) {
+    let used = carried.saturating_sub(windows.saturating_mul(limit.amount()));
+    (used, (used > limit.amount()).then_some(Debt { uncarried: 0 }))
 }
 
 /// Returns a time in microseconds from the start of the window, after which its units no longer count.
 #[inline]
-fn lifetime(limit: &Limit, used: u64, has_debt: bool) -> u64 {
+fn lifetime(limit: &Limit, used: u64, debt: Option<Debt>) -> u64 {
     let longest = limit.max_window_micros();
-    match has_debt {
-        true => used.div_ceil(limit.amount().max(1)).max(1).saturating_mul(longest).min(NEVER / 4),
-        false => longest,
+    let Some(debt) = debt else { return longest };
+    let windows = used.saturating_sub(debt.uncarried).div_ceil(limit.amount().max(1)).max(1);
+    windows.saturating_mul(longest).min(NEVER / 4)
+}
+
+/// Packs the used units and the debt. Reversed by [`unpack`].
+#[inline]
+fn pack(used: u64, debt: Option<Debt>) -> u128 {
+    let used = u128::from(used & (DEBT - 1));
+    match debt {
+        Some(debt) => used | u128::from(DEBT) | u128::from(debt.pack()) << (USED_BITS + 1),
+        None => used,
     }
 }
 
-/// Packs the used units and `true` if there is debt. Reversed by [`unpack`].
+/// Returns the used units and the debt.
 #[inline]
-fn pack(used: u64, has_debt: bool) -> u128 {
-    u128::from(used & (DEBT - 1) | if has_debt { DEBT } else { 0 })
-}
-
-/// Returns the used units, and `true` if there is debt.
-#[inline]
-fn unpack(payload: u128) -> (u64, bool) {
-    let payload = payload as u64;
-    (payload & (DEBT - 1), payload & DEBT != 0)
+fn unpack(payload: u128) -> (u64, Option<Debt>) {
+    let low = payload as u64;
+    let has_debt = low & DEBT != 0;
+    (low & (DEBT - 1), has_debt.then(|| Debt::unpack((payload >> (USED_BITS + 1)) as u64)))
 }

@@ -148,3 +148,32 @@ fn excess_that_is_only_counted_never_becomes_debt() {
     assert_eq!((outcome.is_admitted(), outcome.remaining(), taken), (false, 0, 0));
     assert_eq!(limit.step(&mut state, Timestamp::from_secs(120), 0).remaining(), 5);
 }
+
+/// Hosts have different limits during a reload, and callers may choose a limit per call.
+#[test]
+fn debt_under_a_lower_limit_keeps_the_units_of_a_higher_one() {
+    let (high, low, mut state) = (Limit::per_minute(26), Limit::per_minute(20), State::EMPTY);
+    let now = Timestamp::from_secs(60);
+    assert!(high.step(&mut state, now, 26).is_admitted());
+    assert_eq!(low.charge(&mut state, now, 2, Excess::Debt { max: 20 }).1, 2);
+    assert!(!high.step(&mut state, now, 1).is_admitted(), "28 of 26 are used");
+    let outcome = low.step(&mut state, now, 20);
+    assert_eq!(outcome.retry_after(), Some(Duration::from_secs(120)), "the next window owes 2");
+    let next = low.step(&mut state, Timestamp::from_secs(120), 0);
+    assert_eq!(next.remaining(), 18, "the 6 units above the lower limit are not carried");
+}
+
+/// More than 4,095 units that are not carried are rounded down, so that rather too much is carried.
+#[test]
+fn large_uncarried_units_are_rounded_down() {
+    let limit = Limit::per_minute(10);
+    for counted in [1, 4_095, 4_097, 1_000_001, Limit::MAX_AMOUNT - 50] {
+        let (mut state, now) = (State::EMPTY, Timestamp::from_secs(60));
+        assert_eq!(limit.charge(&mut state, now, 10 + counted, Excess::Count).1, 10 + counted);
+        assert_eq!(limit.charge(&mut state, now, 3, Excess::Debt { max: 10 }).1, 3);
+        let state = State::from_words(&limit, state.to_words(&limit));
+        let rest = limit.refund(state, Timestamp::from_secs(120), 0).to_words(&limit)[1];
+        let most = 3 + if counted < 4_096 { 0 } else { counted / 2_048 };
+        assert!((3..=most).contains(&rest), "{rest} of {counted} are carried");
+    }
+}
