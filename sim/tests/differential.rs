@@ -193,6 +193,8 @@ fn random_command(random: &mut Random) -> Vec<String> {
         "DECRBY k n",
         "PEXPIRE k 80000000",
         "PEXPIRE k -1",
+        "LPUSH k v",
+        "LPUSH k v w",
         "RPUSH k v",
         "RPUSH k v w",
         "RPOP k",

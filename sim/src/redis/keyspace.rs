@@ -90,6 +90,7 @@ impl Keyspace {
             ("LLEN", [key]) => self.list(key).map(|list| count(list.map_or(0, VecDeque::len))),
             ("LINDEX", [key, index]) => self.list_item(key, index),
             ("LSET", [key, index, value]) => self.set_list_item(key, index, value),
+            ("LPUSH", [key, values @ ..]) if !values.is_empty() => self.push_front(key, values),
             ("RPUSH", [key, values @ ..]) if !values.is_empty() => self.push(key, values),
             ("RPOP", [key]) => self.pop(key),
             ("LRANGE", [key, first, last]) => self.list_range(key, first, last),
@@ -222,6 +223,13 @@ impl Keyspace {
             *item = value.to_vec();
             Ok(Reply::ok())
         })?
+    }
+
+    fn push_front(&mut self, key: &[u8], values: &[Vec<u8>]) -> Answer {
+        self.change_list(key, |list| {
+            values.iter().for_each(|value| list.push_front(value.clone()));
+            count(list.len())
+        })
     }
 
     fn push(&mut self, key: &[u8], values: &[Vec<u8>]) -> Answer {

@@ -160,7 +160,8 @@ fn call(keyspace: &mut Keyspace, lua: &Lua, args: MultiValue) -> Result<Reply> {
     Ok(match keyspace.run(&name, args) {
         Some(Ok(reply)) => reply,
         Some(Err(text)) => Reply::Error(text),
-        None => Reply::error(format!("ERR the model does not have the command {name}")),
+        // A gap of the model: a seed that needs the command must not pass.
+        None => panic!("the model does not have the command {name}"),
     })
 }
 
