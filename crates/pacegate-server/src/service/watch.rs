@@ -52,6 +52,9 @@ pub(crate) struct Watch {
     requests: AtomicU64,
     is_http2: AtomicBool,
     is_draining: AtomicBool,
+    /// Writes wait for the other requests that have arrived.
+    holds_writes: AtomicBool,
+    has_held_writes: AtomicBool,
 }
 
 /// Counts a request as open until it is dropped.
@@ -134,7 +137,7 @@ where
             if !watch.is_draining() && begun.as_mut().poll(cx).is_ready() {
                 timeouts.linger();
             }
-            if let Poll::Ready(done) = connection.as_mut().poll(cx) {
+            if let Poll::Ready(done) = poll_and_flush(connection.as_mut(), watch, cx) {
                 return Poll::Ready(done);
             }
             if watch.is_given_up.load(Ordering::Relaxed) {
@@ -149,6 +152,21 @@ where
         }
     })
     .await
+}
+
+/// Polls a connection. HTTP/2 flushes after each request that is answered at once; here the responses to all requests
+/// that have arrived are written together.
+fn poll_and_flush<C: Future>(
+    mut connection: Pin<&mut C>,
+    watch: &Watch,
+    cx: &mut Context<'_>,
+) -> Poll<C::Output> {
+    loop {
+        let polled = connection.as_mut().poll(cx);
+        if polled.is_ready() || !watch.release_writes() {
+            return polled;
+        }
+    }
 }
 
 /// An error with its causes, in one line.
@@ -194,6 +212,8 @@ impl Watch {
             requests: AtomicU64::new(0),
             is_http2: AtomicBool::new(is_http2),
             is_draining: AtomicBool::new(false),
+            holds_writes: AtomicBool::new(false),
+            has_held_writes: AtomicBool::new(false),
         })
     }
 
@@ -209,8 +229,24 @@ impl Watch {
         self.requests.fetch_add(1, Ordering::Relaxed);
         if version == Version::HTTP_2 {
             self.is_http2.store(true, Ordering::Relaxed);
+            self.holds_writes.store(true, Ordering::Relaxed);
         }
         Open(self.clone())
+    }
+
+    /// Returns true if a write has to wait until the connection was polled.
+    fn holds_write(&self) -> bool {
+        let holds = self.holds_writes.load(Ordering::Relaxed);
+        if holds {
+            self.has_held_writes.store(true, Ordering::Relaxed);
+        }
+        holds
+    }
+
+    /// Allows writes again. Returns true if one was held, so that the connection has to be polled again.
+    fn release_writes(&self) -> bool {
+        self.holds_writes.store(false, Ordering::Relaxed);
+        self.has_held_writes.swap(false, Ordering::Relaxed)
     }
 
     pub(crate) fn peer(&self) -> &Peer {
@@ -446,6 +482,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.watch.holds_write() {
+            return Poll::Pending;
+        }
         Pin::new(&mut self.io).poll_write(cx, buf)
     }
 
@@ -462,6 +501,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.watch.holds_write() {
+            return Poll::Pending;
+        }
         Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
     }
 
