@@ -59,7 +59,9 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
 /// Returns the state with up to `cost` fewer used units. Units of earlier windows are not refunded, except debt.
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
     let window = Window::at(limit, state, now);
-    Window { used: window.used.saturating_sub(cost), ..window }.without_paid_debt(limit).state(limit)
+    Window { used: window.used.saturating_sub(cost), ..window }
+        .without_paid_debt(limit)
+        .state(limit)
 }
 
 /// Returns units of an earlier charge, unless its window is over.

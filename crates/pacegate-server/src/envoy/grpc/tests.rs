@@ -2,7 +2,10 @@ mod quota;
 
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -19,7 +22,7 @@ use pacegate::{Limiter, PolicySet};
 use prost::Message;
 use sha2::{Digest, Sha256};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, duplex},
     task::JoinHandle,
 };
 
@@ -60,19 +63,30 @@ fn settings() -> Settings {
 }
 
 fn server(settings: Settings) -> (Server, DuplexStream) {
-    let limiter = Limiter::builder().policies(settings.policies.clone()).build().unwrap();
-    let state = State::Memory(limiter.store().clone());
-    serve(ActiveConfig::new(Engine::memory(limiter), state, settings))
+    serve(memory(settings))
 }
 
 fn serve(active: ActiveConfig) -> (Server, DuplexStream) {
-    let active = Arc::new(active);
     let (ours, theirs) = duplex(64 * 1024);
+    (serve_on(ours, active), theirs)
+}
+
+fn serve_on(
+    io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    active: ActiveConfig,
+) -> Server {
+    let active = Arc::new(active);
     let (drain, begun) = DrainSwitch::new();
     let grpc = Grpc::new(active.clone(), Arc::new(ListenerMetrics::new("grpc", &CODES)));
     let peer = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-    let connection = tokio::spawn(async move { grpc.serve(ours, peer.into(), begun).await });
-    (Server { active, drain, connection }, theirs)
+    let connection = tokio::spawn(async move { grpc.serve(io, peer.into(), begun).await });
+    Server { active, drain, connection }
+}
+
+fn memory(settings: Settings) -> ActiveConfig {
+    let limiter = Limiter::builder().policies(settings.policies.clone()).build().unwrap();
+    let state = State::Memory(limiter.store().clone());
+    ActiveConfig::new(Engine::memory(limiter), state, settings)
 }
 
 async fn connect(settings: Settings) -> (Server, Client) {
@@ -448,4 +462,52 @@ fn a_key_comes_after_its_scheme() {
         assert_eq!(bearer(&headers), key);
     }
     assert_eq!(bearer(&HeaderMap::new()), None);
+}
+
+/// A stream that counts its writes.
+struct CountedWrites(DuplexStream, Arc<AtomicUsize>);
+
+impl AsyncRead for CountedWrites {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for CountedWrites {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn requests_that_arrive_together_are_answered_in_one_write() {
+    let (ours, theirs) = duplex(64 * 1024);
+    let writes = Arc::<AtomicUsize>::default();
+    let server = serve_on(CountedWrites(ours, writes.clone()), memory(settings()));
+    let (_server, mut client) = handshaken((server, theirs)).await;
+    send(&mut client, "/unknown", Bytes::new(), None).await;
+    let before = writes.load(Ordering::Relaxed);
+    let asked = (0..16).map(|_| {
+        let mut client = client.clone();
+        async move { send(&mut client, "/unknown", Bytes::new(), None).await }
+    });
+    futures_util::future::join_all(asked).await;
+    assert_eq!(writes.load(Ordering::Relaxed) - before, 1);
 }
