@@ -206,7 +206,9 @@ impl Judge<'_> {
         let is_cached = it.answer.source == Source::DenyCache;
         let max_debt = limit.capacity();
         let may_count = |one: &&Charged| {
-            let is_returned = one.returned.is_some_and(|at| at < it.check.started);
+            // A server that lost data may have lost the return.
+            let is_lost = |at| self.disturbances.iter().any(|time| (at..=it.ran).contains(time));
+            let is_returned = one.returned.is_some_and(|at| at < it.check.started && !is_lost(at));
             one.index != it.index && one.first <= it.ran && !is_returned
         };
         let place = |one: &Charged| (one.at.min(it.at), one.units);
