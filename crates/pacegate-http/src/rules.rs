@@ -460,14 +460,13 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         })
     }
 
-    /// Asks the limiter.
-    ///
-    /// Charges the limiter. If the returned future is dropped, the request may have been charged.
+    /// Charges the limiter and returns its decision. If the returned future is dropped, the request may have been
+    /// charged.
     pub fn decide(&self, question: &Question) -> Reply<Result<Decision, CheckError>, L::Deciding> {
         self.limiter.decide(question)
     }
 
-    /// Asks the limiter, as [`Rules::decide`], if charges are corrected by responses, see [`Rules::settles`].
+    /// The same as [`Rules::decide`], for rules whose charges are corrected by responses, see [`Rules::settles`].
     pub fn reserve(&self, question: &Question) -> Reply<Result<Estimated, CheckError>, Reserving> {
         self.limiter.reserve(question, self.settle_within)
     }
@@ -484,7 +483,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
     }
 
     /// Returns the response to a request that is not served, without the rate limit headers. `question` is `None` if
-    /// the limiter was not asked.
+    /// the limiter was not called.
     pub fn deny(&self, refusal: &Refusal, head: &Q, question: Option<&Question>) -> R {
         (self.deny)(refusal, head, question.filter(|_| self.describes))
     }
