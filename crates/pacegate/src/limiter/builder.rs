@@ -3,6 +3,7 @@ use std::{convert::Infallible, fmt, sync::Arc};
 use super::{
     Limiter, SharedLimiter, ThresholdEvent,
     evaluator::Evaluator,
+    lazy::{LazyEvaluator, SingleLimit},
     thresholds::{OnThreshold, ThresholdReporter},
     wait_queue::WaitQueue,
 };
@@ -97,7 +98,24 @@ impl LimiterBuilder {
     /// Fails if neither limits nor policies were set, if both were, or with the first invalid limit. Memory for keys is
     /// allocated as they arrive.
     pub fn build(self) -> Result<Limiter, BuildError> {
-        Ok(Limiter::new(self.finish(|()| None)?.1))
+        match self.single_limit() {
+            Some(settings) => Ok(Limiter::of(LazyEvaluator::of_limit(settings))),
+            None => Ok(Limiter::new(self.finish(|()| None)?.1)),
+        }
+    }
+
+    /// Returns the settings of a limiter that is created at its first use. `None` if it has other settings too.
+    fn single_limit(&self) -> Option<SingleLimit> {
+        let has_others = self.policies.is_some()
+            || self.clock.is_some()
+            || self.on_threshold.is_some()
+            || self.error.is_some();
+        match *self.limits {
+            [limit] if !has_others => {
+                Some(SingleLimit::new(limit, self.max_keys, self.max_waiters))
+            }
+            _ => None,
+        }
     }
 }
 

@@ -49,7 +49,11 @@ pub use thresholds::ThresholdEvent;
 pub use up_to::Grant;
 pub use wait::{Wait, WaitError};
 
-use self::{evaluator::Evaluator, lazy::LazyEvaluator, resolve::spent};
+use self::{
+    evaluator::Evaluator,
+    lazy::{LazyEvaluator, SingleLimit},
+    resolve::spent,
+};
 
 /// A rate limiter with its counters in the memory of this process.
 ///
@@ -116,7 +120,7 @@ impl Limiter {
     /// assert_eq!(limiter.peek("alice").remaining(), 9);
     /// ```
     pub fn memory(limit: Limit) -> Self {
-        Self::of(LazyEvaluator::of_limit(limit))
+        Self::of(LazyEvaluator::of_limit(SingleLimit::new(limit, None, None)))
     }
 
     /// Returns a builder, for several limits, policies, a clock or other bounds. [`Limiter::memory`] suffices for one

@@ -77,6 +77,9 @@ pub(super) struct Entered {
 pub(super) struct Full(pub(super) usize);
 
 impl WaitQueue {
+    /// The default number of callers that wait for one key.
+    pub(super) const DEFAULT_MAX_WAITERS: usize = 1_000;
+
     pub(super) fn new(max_waiters: usize) -> Self {
         let (queues, notifications) = (Mutex::default(), OnceLock::new());
         Self { shared: Arc::new(Shared { max_waiters, queues, notifications }) }
@@ -153,7 +156,7 @@ impl Shared {
 
 impl Default for WaitQueue {
     fn default() -> Self {
-        Self::new(1_000)
+        Self::new(Self::DEFAULT_MAX_WAITERS)
     }
 }
 
