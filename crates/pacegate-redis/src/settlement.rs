@@ -17,7 +17,9 @@ pub(crate) struct Settlement {
     pub(crate) key: CellId,
     /// With the treatment of units beyond the reserved ones.
     pub(crate) charges: CellCharges,
-    pub(crate) actual: u64,
+    /// The units that were used. `None` if the time to live is over: then those cells are returned that record an
+    /// excess.
+    pub(crate) actual: Option<u64>,
     pub(crate) responder: Responder,
 }
 
@@ -95,7 +97,7 @@ fn settled(
         let (units, free) = (numbers.next()?, numbers.next()?);
         let reserved = u64::try_from(units).ok()?.checked_sub(1);
         charges.push(reserved.map(|reserved| {
-            let beyond = settlement.actual.saturating_sub(reserved);
+            let beyond = settlement.actual.map_or(0, |actual| actual.saturating_sub(reserved));
             SettledCharge::new(reserved, outcome(beyond, free, now))
         }));
     }
@@ -128,7 +130,7 @@ mod tests {
             let charge = Charge::new("api".parse().unwrap(), "key", text.parse().unwrap());
             let charges: CellCharges = [names.cell_charge(&charge).unwrap()].into_iter().collect();
             let (key, responder) = (names.reservation(1, &charges), Responder::new().0);
-            Settlement { key, charges, actual: 1, responder }
+            Settlement { key, charges, actual: Some(1), responder }
         };
         let texts = ["1/day", "1/hour", "1/day sliding-log", "1/day sliding-log", "1/day"];
         let packed = pack(texts.map(settlement).into(), false);

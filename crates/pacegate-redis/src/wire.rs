@@ -32,6 +32,9 @@ pub(crate) const MAX_REPEATS: u64 = 4;
 /// The number of fixed windows of a calendar period in the scripts. No algorithm has this number.
 const CALENDAR: u64 = 100;
 
+/// In place of the used units of a settlement: ends a reservation that was not settled.
+const UNSETTLED: u64 = 1 << 53;
+
 /// The argument of a script that decides a batch.
 #[derive(Debug)]
 pub(crate) struct Program {
@@ -141,7 +144,8 @@ pub(crate) fn encode_settlements(settlements: &[Settlement], params: ScriptParam
     words.push([params.now, params.slack, settlements.len() as u64]);
     for Settlement { charges, actual, .. } in settlements {
         // No counter holds more, and a double would not be exact.
-        words.push([(*actual).min(Limit::MAX_AMOUNT), charges.len() as u64]);
+        let actual = actual.map_or(UNSETTLED, |actual| actual.min(Limit::MAX_AMOUNT));
+        words.push([actual, charges.len() as u64]);
         for charge in charges {
             words.push([excess_word(charge)]);
             words.limit(charge.script_id, &charge.limit, params);

@@ -307,8 +307,10 @@ for index = strings + 1, size do
   end
 end
 
+-- A reservation lives 30 seconds longer, and a bit for clocks that differ, so that its units can be returned if it was
+-- not settled.
 for _, reservation in ipairs(reserved) do
-  call('SET', reservation[1], reservation[2], 'PX', math.ceil(reservation[3] / 1000) + slack)
+  call('SET', reservation[1], reservation[2], 'PX', math.ceil(reservation[3] / 998) + 30000 + slack)
   for _, count in ipairs(reservation[4]) do
     call('SET', count[1], count[2], 'PX', math.ceil(count[3] / 1000) + slack)
   end

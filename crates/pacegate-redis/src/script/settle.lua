@@ -1,5 +1,5 @@
 -- Settles reservations: returns units that were not used to where they were charged, or records those beyond the
--- estimate as debt.
+-- estimate as debt. Or ends reservations whose time to live is over, and returns the units of some of their cells.
 --
 -- KEYS     for each reservation: the key that shows that it is open, those of its cells, and the count of returned
 --          tokens of each of its buckets.
@@ -7,6 +7,9 @@
 -- Returns  now, and for each reservation: 1 if it was open, else 0; then for each of its cells the reserved units plus
 --          1, 0 if it is not part of the reservation, and the units that were free before those beyond the reserved
 --          ones were charged. Only now, packed, if the window of a calendar period is wrong.
+
+-- In place of the used units: ends the reservation. A cell is returned if its excess is not 0.
+local UNSETTLED = 9007199254740992
 
 local program = ARGV[1]
 local given, slack, count, place = unpack('<I8I8I8', program)
@@ -183,17 +186,20 @@ local replies, next_key = { now }, 1
 for _, settlement in ipairs(settlements) do
   local value = call('GET', KEYS[next_key])
   local charged, expires = unpack('<I8I8', value or NOTHING)
-  local open = expires > now and #value == 16 + 32 * #settlement
-  -- First of all: if anything below fails, units stay charged.
-  if value then call('DEL', KEYS[next_key]) end
+  local is_unsettled = settlement.actual == UNSETTLED
+  local open = value and (expires > now) ~= is_unsettled and #value == 16 + 32 * #settlement
+  -- First of all: if anything below fails, units stay charged. An expired reservation is kept for a while, so that it
+  -- can be ended.
+  if open then call('DEL', KEYS[next_key]) end
   replies[#replies + 1] = open and 1 or 0
   local count_key = next_key + #settlement
   for number, cell in ipairs(settlement) do
     if cell.kind == TOKEN_BUCKET then count_key = count_key + 1 end
-    local units, a, b, refunded = 0, 0, 0, 0
+    local units, a, b, refunded, actual = 0, 0, 0, 0, settlement.actual
     if open then units, a, b, refunded = unpack('<I8I8I8I8', value, 32 * number - 15) end
+    if is_unsettled then actual = cell.excess > 0 and 0 or units - 1 end
     local free = units > 0
-      and settle(KEYS[next_key + number], KEYS[count_key], cell, units - 1, settlement.actual, charged, a, b, refunded)
+      and settle(KEYS[next_key + number], KEYS[count_key], cell, units - 1, actual, charged, a, b, refunded)
     replies[#replies + 1], replies[#replies + 2] = units, free or 0
   end
   next_key = count_key + 1

@@ -1,5 +1,6 @@
 //! Reservations. A key on the server shows that a reservation is open. It has the units of each charge and the time at
-//! which they were charged, and expires with the reservation.
+//! which they were charged, and expires half a minute after the reservation, so that the units can be returned if it was
+//! not settled.
 //!
 //! In several slots of a cluster, each slot has such a key for its cells, so each is settled once, also if a settlement
 //! that failed is repeated.
@@ -7,7 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use pacegate::{Charge, Excess, Outcomes, Reply, SettledCharges, StoreError};
+use pacegate::{Charge, Excess, Outcomes, Reply, SettledCharges, StoreError, policy::Unsettled};
 
 use super::{
     Inner,
@@ -65,8 +66,27 @@ impl Inner {
         let debt = |charge: &Charge<'_>| Excess::Debt { max: charge.max_debt }.under(&charge.limit);
         match self.reservable_cells(charges, debt) {
             Ok(cells) => {
-                let settling = self.clone().settle_cells(cells, id, actual);
+                let settling = self.clone().settle_cells(cells, id, Some(actual));
                 Reply::pending(self.run_when_open(settling))
+            }
+            Err(error) => Reply::Ready(Err(error)),
+        }
+    }
+
+    /// Ends a reservation whose time to live is over.
+    pub(super) fn expire(
+        self: &Arc<Self>,
+        charges: &[Charge<'_>],
+        id: u128,
+    ) -> Reply<'_, Option<SettledCharges>> {
+        let returned = |charge: &Charge<'_>| match charge.unsettled {
+            Unsettled::Return => Excess::Count,
+            _ => Excess::Reject,
+        };
+        match self.reservable_cells(charges, returned) {
+            Ok(cells) => {
+                let ending = self.clone().settle_cells(cells, id, None);
+                Reply::pending(self.run_when_open(ending))
             }
             Err(error) => Reply::Ready(Err(error)),
         }
@@ -76,7 +96,7 @@ impl Inner {
         self: Arc<Self>,
         cells: CellCharges,
         id: u128,
-        actual: u64,
+        actual: Option<u64>,
     ) -> Result<Option<SettledCharges>, StoreError> {
         let parts = match self.is_spread(&cells) {
             true => parts(&cells),
@@ -102,7 +122,7 @@ impl Inner {
         &self,
         charges: CellCharges,
         id: u128,
-        actual: u64,
+        actual: Option<u64>,
     ) -> Result<Option<Box<SettledCharges>>, StoreError> {
         let worker = self.session().worker(&charges[0])?;
         let key = self.common.names.reservation(id, &charges);

@@ -18,5 +18,6 @@ mod layouts;
 mod others;
 mod reservations;
 mod thresholds;
+mod unsettled;
 mod up_to;
 mod workers;

@@ -9,7 +9,7 @@ use pacegate::{
     Algorithm, Limit, PolicySet,
     policy::{
         FailureMode, Lease, Match, Missing, Mode, Paths, Policy, PolicyError, PolicyName, Tag,
-        Threshold,
+        Threshold, Unsettled,
     },
 };
 use pacegate_redis::Layout;
@@ -86,6 +86,10 @@ pub(crate) struct PolicySection {
 
     /// Maximum debt, in units beyond each limit. More is not recorded. Default: as much as the limit.
     max_debt: Option<u64>,
+
+    /// The treatment of a reservation that is neither settled nor cancelled within its `ttl`.
+    #[schemars(extend("default" = "keep"))]
+    unsettled: Option<UnsettledChoice>,
 
     /// Other limits for some of the requests: the first that matches replaces `limit`. Each override has its own
     /// counters.
@@ -175,6 +179,18 @@ choices! {
         Share => Missing::Share,
         /// The policy does not cover the request.
         Skip => Missing::Skip,
+    }
+}
+
+choices! {
+    /// The treatment of a reservation that is neither settled nor cancelled within its `ttl`.
+    #[schemars(rename = "Unsettled")]
+    UnsettledChoice => Unsettled {
+        /// The estimate stays charged until its window ends, because its units were probably spent.
+        Keep => Unsettled::Keep,
+        /// The estimate is returned, as far as it still counts. On Redis and Valkey, the server that made the
+        /// reservation returns it; if it stops before, the estimate stays charged.
+        Return => Unsettled::Return,
     }
 }
 
@@ -324,6 +340,7 @@ fn policy(section: &PolicySection, layout: &Layout, problems: &mut Problems<'_>)
     policy.max_cost = section.max_cost.as_ref().map(|cost| cost.value);
     policy.record_in_full = section.record_in_full;
     policy.max_debt = section.max_debt;
+    policy.unsettled = section.unsettled.map(Into::into).unwrap_or_default();
     policy.notify = notify.unwrap_or_else(|| Some(Vec::new()))?;
     policy.tag = section.tag.as_ref().map(|tag| (&tag.value).into()).unwrap_or_default();
     policy.lease = match lease {

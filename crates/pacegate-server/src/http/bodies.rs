@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pacegate::{
     Decision, Limit, MemoryUsage, Policy, PolicyName, PolicyStats, Request, Stats, Timestamp,
     TopKey,
-    policy::{FailureMode, Match, Missing, Mode},
+    policy::{FailureMode, Match, Missing, Mode, Unsettled},
 };
 use pacegate_redis::{RedisStats, ServerStats};
 use schemars::JsonSchema;
@@ -212,6 +212,9 @@ pub(super) struct PolicyModel {
     /// Maximum debt in units beyond each limit. Absent: as much as the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_debt: Option<u64>,
+    /// `return` if the estimate of a reservation that is not settled is returned. Absent: it stays charged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unsettled: Option<&'static str>,
     /// Parts of each limit at which a key is reported, such as `80%`. Absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     notify: Vec<String>,
@@ -427,6 +430,7 @@ impl From<&Policy> for PolicyModel {
             max_cost: policy.max_cost,
             record_in_full: policy.record_in_full,
             max_debt: policy.max_debt,
+            unsettled: (policy.unsettled == Unsettled::Return).then_some("return"),
             notify: policy.notify.iter().map(ToString::to_string).collect(),
         }
     }

@@ -107,7 +107,7 @@ impl Evaluator {
             Slot { scope, id, limit, cost, permit, enforced: true, excess: *excess }
         };
         let tally = self.meter.tally();
-        self.memory.charge_each(&ids, slot, |place, outcome, now| {
+        self.current_memory().charge_each(&ids, slot, |place, outcome, now| {
             let (limit, cost, _) = batch.charge(place);
             let decision = decide(limit, outcome, false);
             let event = if decision.allowed { Event::Allowed } else { Event::Denied };

@@ -10,6 +10,7 @@ use super::{
     combine::{combine, decide, event},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost},
     thresholds::{ThresholdReporter, ThresholdWatch},
+    unsettled::UnsettledQueue,
     wait_queue::WaitQueue,
 };
 use crate::{
@@ -34,6 +35,8 @@ pub(super) struct Evaluator {
     /// The store of a `Limiter`, and the fallback of a `SharedLimiter`.
     pub(super) memory: MemoryStore,
     pub(super) wait_queue: WaitQueue,
+    /// Reservations in a shared store.
+    pub(super) unsettled: Arc<UnsettledQueue>,
     /// In the order of [`PolicySet::limit_entries`].
     limits: Box<[BoundLimit]>,
     /// The limits of the only policy, if it counts every request by its key: nothing to match.
@@ -93,6 +96,7 @@ impl Evaluator {
                 max_recorded: policy.max_cost.unwrap_or(u64::MAX),
                 excess: policy.excess(&entry.limit).under(&entry.limit),
                 max_debt: policy.max_debt_of(&entry.limit),
+                unsettled: policy.unsettled,
                 enforced: entry.enforced,
                 lease: entry.lease,
                 failure: policy.failure,
@@ -110,6 +114,7 @@ impl Evaluator {
             meter,
             memory,
             wait_queue,
+            unsettled: Arc::default(),
             limits,
             direct,
             is_single,
@@ -122,7 +127,8 @@ impl Evaluator {
     pub(super) fn with_policies(&self, policies: PolicySet) -> Self {
         let meter = self.meter.succeeded_by(names(&policies));
         let (memory, wait_queue) = (self.memory.clone(), self.wait_queue.clone());
-        Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone())
+        let next = Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone());
+        Self { unsettled: self.unsettled.clone(), ..next }
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -236,6 +242,7 @@ impl Evaluator {
             max_recorded: charge.max_cost,
             excess: charge.excess.under(&charge.limit),
             max_debt: charge.max_debt,
+            unsettled: charge.unsettled,
             enforced: charge.enforced,
             lease: charge.lease,
             failure: charge.failure.unwrap_or_else(|| self.policies.failure_of(charge.policy)),
@@ -269,6 +276,7 @@ impl Evaluator {
             failure: Some(failure),
             excess: charge.excess,
             max_debt: charge.limit.max_debt,
+            unsettled: charge.limit.unsettled,
         }
     }
 }
@@ -286,7 +294,7 @@ impl Evaluator {
     #[inline]
     pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>, cost: u64) -> Decision {
         let charge = ResolvedCharge::new(limit, key, cost, 0);
-        let (outcome, now) = self.memory.charge_cell(&self.slot(&charge));
+        let (outcome, now) = self.current_memory().charge_cell(&self.slot(&charge));
         // One enforced limit needs no combining: its decision is that of the request.
         let decision = decide(limit, outcome, false);
         if cost > 0 {
@@ -300,7 +308,7 @@ impl Evaluator {
     #[inline]
     pub(super) fn check_inline(&self, limit: &Limit, key: KeyRef<'_>) -> Decision {
         let scope = self.memory.scope(PolicyName::INLINE, Counter::Limit, limit);
-        let (outcome, now) = self.memory.charge_cell(&Slot {
+        let (outcome, now) = self.current_memory().charge_cell(&Slot {
             scope: &scope,
             id: self.memory.identity(&scope, key),
             limit,
@@ -361,7 +369,7 @@ impl Evaluator {
             last = Some((charge.key, hash));
             slots.push(charge.slot(hash));
         }
-        let now = self.memory.charge_few(&slots, &mut outcomes);
+        let now = self.current_memory().charge_few(&slots, &mut outcomes);
         let decision = combine(charges, &outcomes, false);
         self.record_outcomes(charges, &outcomes, &decision, now);
         decision
@@ -371,7 +379,7 @@ impl Evaluator {
     pub(super) fn evaluate(&self, resolved: &Resolved<'_>) -> Evaluation {
         let slots: SmallVec<[Slot<'_>; 4]> =
             resolved.sent().iter().map(|charge| self.slot(charge)).collect();
-        let (outcomes, now) = self.memory.charge_all(&slots);
+        let (outcomes, now) = self.current_memory().charge_all(&slots);
         self.conclude(resolved, outcomes, now, false)
     }
 
@@ -390,7 +398,7 @@ impl Evaluator {
 
     /// Changes a counter in memory without a decision. `false` if a permit has expired.
     pub(super) fn update(&self, charge: &ResolvedCharge<'_>, update: Update) -> bool {
-        self.memory.update_slot(&self.slot(charge), update)
+        self.current_memory().update_slot(&self.slot(charge), update)
     }
 
     /// Changes a counter in memory, and wakes a caller that waits for its key.

@@ -19,7 +19,8 @@ use crate::{
 impl Evaluator {
     /// Decides a request by the failure modes of its limits, all or nothing. Records nothing.
     pub(super) fn evaluate_fallback(&self, resolved: &Resolved<'_>) -> Evaluation {
-        let charge = |slots: &[Slot<'_>]| Ok::<_, Infallible>(self.memory.charge_all(slots));
+        let charge =
+            |slots: &[Slot<'_>]| Ok::<_, Infallible>(self.current_memory().charge_all(slots));
         let Ok(evaluation) = self.fall_back(resolved, charge);
         evaluation
     }
@@ -37,8 +38,11 @@ impl Evaluator {
                 return Ok::<_, Infallible>(self.memory.charge_all(slots));
             }
             place = Place::Process;
-            let origin = |_| ChargeOrigin::default();
-            let reserved = self.memory.reserve_slots(slots, origin, reservation);
+            let origin = |place: usize| {
+                let unsettled = counted(resolved).nth(place).map(|charge| charge.limit.unsettled);
+                ChargeOrigin { unsettled: unsettled.unwrap_or_default(), ..ChargeOrigin::default() }
+            };
+            let reserved = self.current_memory().reserve_slots(slots, origin, reservation);
             Ok(reserved.unwrap_or_else(|_| self.memory.charge_all(slots)))
         };
         let Ok(evaluation) = self.fall_back(resolved, charge);
@@ -66,6 +70,13 @@ impl Evaluator {
         });
         Ok(self.conclude(resolved, outcomes.collect(), now, true))
     }
+}
+
+/// Returns the charges that are counted in memory.
+fn counted<'r, 'a>(
+    resolved: &'r Resolved<'a>,
+) -> impl Iterator<Item = &'r ResolvedCharge<'a>> + use<'r, 'a> {
+    resolved.sent().iter().filter(|charge| local_share(charge).is_some())
 }
 
 /// Returns the limit to apply in memory instead of a limit in the store; `None` to admit without counting.

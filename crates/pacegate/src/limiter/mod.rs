@@ -20,6 +20,7 @@ mod reservation_id;
 mod resolve;
 mod shared;
 mod thresholds;
+mod unsettled;
 mod up_to;
 mod wait;
 mod wait_queue;

@@ -74,8 +74,8 @@ impl Limiter {
     /// [debt](crate::Excess::Debt), which later requests pay back.
     ///
     /// The reservation is open for `ttl`, from a millisecond to seven days: shorter and longer times count as these.
-    /// Choose it longer than the work can take. A reservation that is not settled by then ends, and its estimate stays
-    /// charged. An estimate of 0 counts as 1, so that limits bound the number of open reservations too.
+    /// Choose it longer than the work can take. A reservation that is not settled by then ends. Its estimate stays
+    /// charged, unless [`Policy::unsettled`](crate::Policy::unsettled()) says otherwise. An estimate of 0 counts as 1, so that limits bound the number of open reservations too.
     ///
     /// Concurrency limits are left out: [acquire](Self::acquire) a permit for them.
     ///
@@ -227,6 +227,7 @@ impl SharedLimiter {
             (charge.limit, charge.max_debt) = current.ok_or_else(|| no_limit(charge))?;
         }
         let settled = evaluator.record_failure(store.settle(&current, id.number, actual).await)?;
+        evaluator.unsettled.remove(id.number);
         let Some(settled) = settled else { return Ok(false) };
         for (charge, settled) in current.iter().zip(settled) {
             let limit = evaluator.bind_one(charge);
@@ -273,7 +274,13 @@ impl SharedLimiter {
         match self.evaluator.record_failure(complete(answer, sent.len())) {
             Ok(outcomes) => {
                 let now = self.evaluator.memory.now();
-                Ok((self.evaluator.conclude(resolved, outcomes, now, false), id))
+                let evaluation = self.evaluator.conclude(resolved, outcomes, now, false);
+                if let Place::Store(charges) = &id.place
+                    && evaluation.decision.is_allowed()
+                {
+                    self.return_at_ttl(number, charges, ttl);
+                }
+                Ok((evaluation, id))
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(_) => {
@@ -437,27 +444,22 @@ impl Evaluator {
             let watch = self.thresholds.as_ref();
             let is_watched = watch.is_some_and(|watch| watch.has_thresholds(limit.stats_index));
             let key = is_watched.then(|| Box::new(key.to_buf()));
-            ChargeOrigin { counter: Some((limit.policy, limit.counter)), key }
+            let (counter, unsettled) = (Some((limit.policy, limit.counter)), limit.unsettled);
+            ChargeOrigin { counter, key, unsettled }
         };
         let (outcomes, now) = match sent {
             [] => (Outcomes::default(), self.memory.now()),
-            _ => self.memory.reserve_slots(&slots, origin, reservation)?,
+            _ => self.current_memory().reserve_slots(&slots, origin, reservation)?,
         };
         Ok(self.conclude(resolved, outcomes, now, false))
     }
 
     /// Settles a reservation in memory. Returns `false` if it was not open.
     fn settle(&self, number: u128, actual: u64) -> bool {
-        let current_limit = |reserved: &ReservedCharge| {
-            let current = reserved
-                .origin
-                .counter
-                .and_then(|(policy, counter)| self.current_limit(policy, counter, reserved.limit));
-            current.unwrap_or_else(|| reserved.unchanged_limit())
-        };
+        let current_limit = |reserved: &ReservedCharge| self.current_limit_of(reserved);
         let each = |reserved: &ReservedCharge, limit: Limit, beyond: Option<(Outcome, u64)>| {
             self.notify(Some(reserved.id));
-            let ChargeOrigin { counter, key } = &reserved.origin;
+            let ChargeOrigin { counter, key, .. } = &reserved.origin;
             if let (Some((policy, counter)), Some(key), Some((outcome, now))) =
                 (counter, key, beyond)
             {
@@ -467,11 +469,19 @@ impl Evaluator {
                 self.report_debt(&ResolvedCharge::of_charge(&limit, &charge), &outcome, now);
             }
         };
-        self.memory.settle_reservation(number, actual, current_limit, each)
+        self.current_memory().settle_reservation(number, actual, current_limit, each)
+    }
+
+    /// Returns the limit that applies to a charge in memory now, and its maximum debt.
+    pub(super) fn current_limit_of(&self, reserved: &ReservedCharge) -> (Limit, u64) {
+        let counter = reserved.origin.counter;
+        let current = counter
+            .and_then(|(policy, counter)| self.current_limit(policy, counter, reserved.limit));
+        current.unwrap_or_else(|| reserved.unchanged_limit())
     }
 
     /// Returns the limit that replaced `limit` on a counter, and its maximum debt. `None` if no policy has the counter.
-    fn current_limit(
+    pub(super) fn current_limit(
         &self,
         policy: PolicyName,
         counter: Counter,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Algorithm, Charge, CostError, Counter, Excess, KeyRef, Limit, Outcomes, PolicyName,
-    policy::FailureMode,
+    policy::{FailureMode, Unsettled},
     store::memory::{
         Slot,
         identity::{KeyHash, Scope},
@@ -30,6 +30,7 @@ pub(super) struct BoundLimit {
     /// The treatment of a cost that does not fit, as it applies [under](Excess::under) the limit.
     pub(super) excess: Excess,
     pub(super) max_debt: u64,
+    pub(super) unsettled: Unsettled,
     pub(super) enforced: bool,
     pub(super) lease: u64,
     pub(super) failure: FailureMode,

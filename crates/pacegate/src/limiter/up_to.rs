@@ -161,7 +161,8 @@ impl Evaluator {
             Some(bounded) => {
                 let slots: SmallVec<[Slot<'_>; 4]> =
                     resolved.sent().iter().map(|charge| self.slot(charge)).collect();
-                let (units, outcomes, now) = self.memory.charge_slots_up_to(&slots, bounded);
+                let (units, outcomes, now) =
+                    self.current_memory().charge_slots_up_to(&slots, bounded);
                 (units, self.conclude(&resolved, outcomes, now, false))
             }
         };
@@ -172,7 +173,7 @@ impl Evaluator {
     fn grant_fallback(&self, resolved: &Resolved<'_>, most: u64) -> (u64, Evaluation) {
         let mut granted = 0;
         let charge = |slots: &[Slot<'_>]| {
-            let (units, outcomes, now) = self.memory.charge_slots_up_to(slots, most);
+            let (units, outcomes, now) = self.current_memory().charge_slots_up_to(slots, most);
             granted = units;
             Ok::<_, Infallible>((outcomes, now))
         };

@@ -683,7 +683,7 @@ impl Evaluator {
             .filter(|charge| charge.limit.enforced && !may_be_released(charge.limit));
         let earliest = |charge: &ResolvedCharge<'_>| {
             let costs = ahead.iter().copied().chain([charge.cost]);
-            self.memory.earliest(&self.slot(charge), costs)
+            self.current_memory().earliest(&self.slot(charge), costs)
         };
         waits.map(earliest).max().unwrap_or(0)
     }

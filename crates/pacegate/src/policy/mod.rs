@@ -106,6 +106,8 @@ pub struct Policy {
     pub record_in_full: bool,
     /// The maximum debt, in units beyond the capacity of each limit. `None`: the capacity.
     pub max_debt: Option<u64>,
+    /// The treatment of a reservation that is not settled within its time to live.
+    pub unsettled: Unsettled,
     /// The tag that selects the server of a counter on a cluster.
     pub tag: Tag,
     /// Units that a store may reserve in advance for this process; for fixed and sliding windows only. Leases never
@@ -199,6 +201,36 @@ pub enum Missing {
     Skip,
 }
 
+/// The treatment of a reservation that is neither settled nor cancelled within its time to live.
+///
+/// ```
+/// use std::time::Duration;
+/// use pacegate::{Limiter, ManualClock};
+/// use pacegate::policy::{Policy, PolicySet, Unsettled};
+///
+/// let tokens = Policy::new("tokens", ["100/hour"]).per(["key"]).unsettled(Unsettled::Return);
+/// let clock = ManualClock::new();
+/// let limiter = Limiter::builder().policies(PolicySet::new([tokens])?).clock(clock.clone()).build()?;
+/// let _lost = limiter.reserve("alice", 80, Duration::from_secs(60))?;
+/// assert_eq!(limiter.peek("alice").remaining(), 20);
+/// clock.advance(Duration::from_secs(60));
+/// assert_eq!(limiter.peek("alice").remaining(), 100);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Unsettled {
+    /// The estimate stays charged, because its units were probably spent.
+    #[default]
+    Keep,
+    /// The estimate is returned, as far as it still counts. Choose it if work that was not settled did not take place.
+    ///
+    /// In memory it is returned before the next decision. In a shared store, the limiter that made the reservation
+    /// returns it, a thousandth of the time to live later and some milliseconds. If that limiter is dropped before, or
+    /// if the store does not answer for 20 seconds, the estimate stays charged.
+    Return,
+}
+
 impl Policy {
     /// Creates a policy that covers every request of the default domain, with one budget for all of them.
     ///
@@ -238,6 +270,7 @@ impl Policy {
             max_cost: None,
             record_in_full: false,
             max_debt: None,
+            unsettled: Unsettled::default(),
             tag: Tag::default(),
             lease: None,
             notify: Vec::new(),
@@ -393,6 +426,12 @@ impl Policy {
     #[must_use]
     pub fn max_debt(self, units: u64) -> Self {
         Self { max_debt: Some(units), ..self }
+    }
+
+    /// Sets the treatment of a reservation that is not settled within its time to live. Default: [`Unsettled::Keep`].
+    #[must_use]
+    pub fn unsettled(self, unsettled: Unsettled) -> Self {
+        Self { unsettled, ..self }
     }
 
     /// Returns the treatment of a cost that does not fit one of the policy's limits.

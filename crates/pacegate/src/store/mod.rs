@@ -16,7 +16,7 @@ use std::{
 use crate::{
     Algorithm, Excess, Key, KeyBuf, KeyRef, Limit, Timestamp,
     algorithm::Outcome,
-    policy::{FailureMode, PolicyName},
+    policy::{FailureMode, PolicyName, Unsettled},
 };
 
 pub use counter::Counter;
@@ -170,6 +170,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Reply::Ready(Err(StoreError::no_reservations()))
     }
 
+    /// Ends the reservation `id`, whose time to live is over and which was not settled. Returns the units of the charges
+    /// whose [`Charge::unsettled`] is [`Unsettled::Return`] as [`Store::settle`] does with 0 units; the others stay
+    /// charged. The answer is `None` if the reservation is not known any more, or if its time to live is not over by
+    /// the clock of the store; then nothing changes.
+    ///
+    /// Called by the limiter that made the reservation, a thousandth of the time to live after its end and some
+    /// milliseconds. If the store fails, the call is repeated for 20 seconds, so keep the record of a reservation for
+    /// half a minute longer. [`Store::settle`] must treat it as not open.
+    ///
+    /// Default: `None`. A store that returns such units by itself needs no more.
+    fn expire(&self, charges: &[Charge<'_>], id: u128) -> Reply<'_, Option<SettledCharges>> {
+        let _ = (charges, id);
+        Reply::Ready(Ok(None))
+    }
+
     /// Claims an event of the counter of a charge, so that of all processes only one reports it, and only once.
     ///
     /// The answer is `true` if the event is unclaimed at the instant of the claim, or claimed by the same owner: a
@@ -300,6 +315,8 @@ pub struct Charge<'a> {
     pub excess: Excess,
     /// The maximum debt of [`Charge::spent`], in units beyond the capacity.
     pub max_debt: u64,
+    /// The treatment of a reservation of this charge that is not settled within its time to live.
+    pub unsettled: Unsettled,
 }
 
 impl<'a> Charge<'a> {
@@ -326,6 +343,7 @@ impl<'a> Charge<'a> {
             failure: None,
             excess: Excess::Reject,
             max_debt: limit.capacity(),
+            unsettled: Unsettled::Keep,
         }
     }
 
@@ -384,6 +402,12 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn spent(self) -> Self {
         Self { excess: Excess::Debt { max: self.max_debt }, ..self }
+    }
+
+    /// Sets the treatment of a reservation that is not settled within its time to live. Default: [`Unsettled::Keep`].
+    #[must_use]
+    pub fn unsettled(self, unsettled: Unsettled) -> Self {
+        Self { unsettled, ..self }
     }
 
     /// Returns `true` if two charges differ in nothing but key, cost and permit.
@@ -447,7 +471,7 @@ impl From<&Charge<'_>> for ChargeBuf {
     fn from(charge: &Charge<'_>) -> Self {
         let empty = KeyRef::new(b"");
         let Charge { policy, counter, key, tag, limit, cost, max_cost, .. } = *charge;
-        let Charge { enforced, permit, lease, failure, excess, max_debt, .. } = *charge;
+        let Charge { enforced, permit, lease, failure, excess, max_debt, unsettled, .. } = *charge;
         let charge = Charge {
             policy,
             counter,
@@ -462,6 +486,7 @@ impl From<&Charge<'_>> for ChargeBuf {
             failure,
             excess,
             max_debt,
+            unsettled,
         };
         Self { charge, key: key.to_buf(), tag: tag.to_buf() }
     }
@@ -560,6 +585,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         actual: u64,
     ) -> Reply<'_, Option<SettledCharges>> {
         (**self).settle(charges, id, actual)
+    }
+
+    fn expire(&self, charges: &[Charge<'_>], id: u128) -> Reply<'_, Option<SettledCharges>> {
+        (**self).expire(charges, id)
     }
 
     fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {

@@ -22,6 +22,7 @@ mod shared;
 mod shares;
 mod stats;
 mod thresholds;
+mod unsettled;
 mod up_to;
 mod waiting;
 

@@ -143,6 +143,9 @@ struct Shards {
     reservations: Box<[Padded<Lock<Reservations>>]>,
     /// The room for open reservations.
     reserved: Room,
+    /// The time to live of the first reservation whose units are returned ends not before this instant, in
+    /// microseconds. `u64::MAX` if there is none.
+    next_return: CachePadded<AtomicU64>,
     overflowed: CachePadded<AtomicU64>,
     /// The number of the next sweep, which selects the shard.
     next_tended: CachePadded<AtomicUsize>,
@@ -314,6 +317,10 @@ impl MemoryStore {
         }
     }
 
+    pub(crate) fn max_keys(&self) -> usize {
+        self.inner.max_keys
+    }
+
     pub(crate) async fn sleep_until(&self, until: crate::Timestamp) {
         match &self.inner.time {
             Time::System(_) => SystemClock::new().sleep_until(until).await,
@@ -442,12 +449,14 @@ impl Default for MemoryStore {
     }
 }
 
-/// Every reply is [`Reply::Ready`]. Request ids are not supported.
+/// Every reply is [`Reply::Ready`]. Request ids are not supported. The units of unsettled reservations are returned
+/// before each call, under the limits with which they were charged.
 impl Store for MemoryStore {
     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
         if id.is_some() {
             return Reply::Ready(Err(StoreError::no_ids()));
         }
+        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let scopes: SmallVec<[Scope; 4]> =
             charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
@@ -463,6 +472,7 @@ impl Store for MemoryStore {
         if id.is_some() {
             return Reply::Ready(Err(StoreError::no_ids()));
         }
+        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let scopes: Vec<Scope> = charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
         let (units, outcomes, _) = self.charge_slots_up_to(&slots.collect::<Vec<_>>(), most);
@@ -470,6 +480,7 @@ impl Store for MemoryStore {
     }
 
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
+        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let scope = self.scope_of(charge);
         Reply::Ready(Ok(self.update_slot(&self.slot(charge, &scope), update)))
     }
@@ -479,13 +490,14 @@ impl Store for MemoryStore {
     }
 
     fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
+        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let scopes: SmallVec<[Scope; 4]> =
             charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
         let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
         let origin = |place: usize| {
-            let Charge { policy, counter, .. } = charges[place];
-            ChargeOrigin { counter: Some((policy, counter)), key: None }
+            let Charge { policy, counter, unsettled, .. } = charges[place];
+            ChargeOrigin { counter: Some((policy, counter)), key: None, unsettled }
         };
         let reserved = self.reserve_slots(&slots, origin, (id, ttl));
         Reply::Ready(reserved.map(|(outcomes, _)| outcomes))
@@ -497,6 +509,7 @@ impl Store for MemoryStore {
         id: u128,
         actual: u64,
     ) -> Reply<'_, Option<SettledCharges>> {
+        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let identity = |charge: &Charge<'_>| self.identity(&self.scope_of(charge), charge.key);
         let ids: SmallVec<[Identity; 4]> = charges.iter().map(identity).collect();
         let place = |reserved: &ReservedCharge| ids.iter().position(|id| *id == reserved.id);
@@ -543,6 +556,7 @@ impl Shards {
                 .map(|_| Padded(Lock::new(Reservations::default())))
                 .collect(),
             reserved: Room::new(max_keys),
+            next_return: CachePadded::new(AtomicU64::new(u64::MAX)),
             overflowed: CachePadded::new(AtomicU64::new(0)),
             next_tended: CachePadded::new(AtomicUsize::new(0)),
         }

@@ -12,7 +12,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    MemoryStore, Shards, Slot,
+    MemoryStore, Ordering, Shards, Slot,
     charge::ChargedState,
     identity::{Identity, Scope},
     room::Room,
@@ -21,15 +21,21 @@ use super::{
 use crate::{
     Algorithm, Counter, Excess, KeyBuf, Limit, Outcomes, PolicyName, StoreError,
     algorithm::{self, Origin, Outcome, ReturnedTokens},
+    policy::Unsettled,
 };
 
 /// One shard of the open reservations.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     open: HashMap<u128, OpenReservation, foldhash::fast::RandomState>,
-    /// When each reservation expires. Also has some that were settled before.
-    due: BinaryHeap<Reverse<(u64, u128)>>,
+    /// When each reservation expires whose units stay charged. Also has some that were settled before.
+    due: Expiries,
+    /// When each reservation expires of which units are returned. Also has some that were settled before.
+    returned: Expiries,
 }
+
+/// The instants at which reservations expire, the first one on top.
+type Expiries = BinaryHeap<Reverse<(u64, u128)>>;
 
 #[derive(Debug)]
 struct OpenReservation {
@@ -58,6 +64,8 @@ pub(crate) struct ChargeOrigin {
     pub(crate) counter: Option<(PolicyName, Counter)>,
     /// The key, if threshold events may need it.
     pub(crate) key: Option<Box<KeyBuf>>,
+    /// The treatment of the units if the reservation is not settled.
+    pub(crate) unsettled: Unsettled,
 }
 
 /// The number of shards.
@@ -96,7 +104,11 @@ impl MemoryStore {
         if reservation.charges.is_empty() {
             inner.reserved.give_back(share, 1);
         } else {
+            let is_returned = reservation.is_returned();
             inner.reservations_of(id).lock().insert(id, reservation, now, &inner.reserved);
+            if is_returned {
+                inner.next_return.fetch_min(expires, Ordering::Relaxed);
+            }
         }
         Ok((outcomes, now))
     }
@@ -116,6 +128,9 @@ impl MemoryStore {
         let Some(reservation) = inner.reservations_of(id).lock().remove(id) else { return false };
         inner.reserved.give_back(reservation.share, 1);
         if reservation.expires <= inner.time.now() {
+            self.return_charges(&reservation, current_limit, |charge| {
+                each(charge, charge.limit, None)
+            });
             return false;
         }
         for charge in &reservation.charges {
@@ -124,6 +139,56 @@ impl MemoryStore {
             each(charge, limit, outcome);
         }
         true
+    }
+
+    /// Returns the units of reservations whose time to live is over, if they are [returned](Unsettled::Return).
+    /// `current_limit` returns the limit that applies now, and its maximum debt. `each` is called for each counter that
+    /// was changed.
+    #[inline]
+    pub(crate) fn return_unsettled(
+        &self,
+        current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
+        each: impl FnMut(&ReservedCharge),
+    ) {
+        if self.shards().next_return.load(Ordering::Relaxed) < u64::MAX {
+            self.return_due(current_limit, each);
+        }
+    }
+
+    #[cold]
+    fn return_due(
+        &self,
+        current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
+        mut each: impl FnMut(&ReservedCharge),
+    ) {
+        let inner = self.shards();
+        let now = inner.time.now();
+        if inner.next_return.load(Ordering::Relaxed) > now {
+            return;
+        }
+        // Set first: a reservation that is added meanwhile lowers it again.
+        inner.next_return.store(u64::MAX, Ordering::Relaxed);
+        for shard in &inner.reservations {
+            let (due, next) = shard.0.lock().take_returned(now);
+            inner.next_return.fetch_min(next, Ordering::Relaxed);
+            for reservation in due {
+                inner.reserved.give_back(reservation.share, 1);
+                self.return_charges(&reservation, &current_limit, &mut each);
+            }
+        }
+    }
+
+    /// Returns the units of those charges of an unsettled reservation that are returned.
+    fn return_charges(
+        &self,
+        reservation: &OpenReservation,
+        current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
+        mut each: impl FnMut(&ReservedCharge),
+    ) {
+        for charge in reservation.charges.iter().filter(|charge| charge.is_returned()) {
+            self.settle_charge(charge, current_limit(charge), 0);
+            each(charge);
+        }
     }
 
     /// Returns the outcome of a charge beyond the reserved units, and its instant.
@@ -179,7 +244,18 @@ impl MemoryStore {
     }
 }
 
+impl OpenReservation {
+    /// Returns `true` if units are returned at the end of the time to live.
+    fn is_returned(&self) -> bool {
+        self.charges.iter().any(ReservedCharge::is_returned)
+    }
+}
+
 impl ReservedCharge {
+    fn is_returned(&self) -> bool {
+        self.origin.unsettled == Unsettled::Return
+    }
+
     /// Returns the limit at the time of the charge, and its capacity as the maximum debt.
     pub(crate) fn unchanged_limit(&self) -> (Limit, u64) {
         (self.limit, self.limit.capacity())
@@ -212,19 +288,36 @@ impl Reservations {
     /// Adds a reservation, and removes a few expired ones.
     fn insert(&mut self, id: u128, reservation: OpenReservation, now: u64, room: &Room) {
         self.expire(now, 4, room);
-        if self.due.len() >= 64 && self.due.len() > 2 * self.open.len() {
-            let open = &self.open;
-            self.due.retain(|Reverse((_, id))| open.contains_key(id));
+        let expiries = match reservation.is_returned() {
+            true => &mut self.returned,
+            false => &mut self.due,
+        };
+        if expiries.len() >= 64 && expiries.len() > 2 * self.open.len() {
+            expiries.retain(|Reverse((_, id))| self.open.contains_key(id));
         }
-        self.due.push(Reverse((reservation.expires, id)));
+        expiries.push(Reverse((reservation.expires, id)));
         self.open.insert(id, reservation);
+    }
+
+    /// Removes the expired reservations of which units are returned. Also returns the instant at which the next one
+    /// expires; `u64::MAX` if there is none.
+    fn take_returned(&mut self, now: u64) -> (Vec<OpenReservation>, u64) {
+        let mut expired = Vec::new();
+        while let Some(&Reverse((due, id))) = self.returned.peek() {
+            if due > now {
+                return (expired, due);
+            }
+            self.returned.pop();
+            expired.extend(self.open.remove(&id));
+        }
+        (expired, u64::MAX)
     }
 
     fn remove(&mut self, id: u128) -> Option<OpenReservation> {
         self.open.remove(&id)
     }
 
-    /// Removes up to `max` expired reservations, and returns their room.
+    /// Removes up to `max` expired reservations whose units stay charged, and returns their room.
     fn expire(&mut self, now: u64, max: usize, room: &Room) {
         let mut expired = 0;
         while let Some(&Reverse((due, id))) = self.due.peek()
