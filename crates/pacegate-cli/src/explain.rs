@@ -112,7 +112,11 @@ fn covered(text: &mut String, name: &str, policy: &Value) {
     for limit in policy["limits"].as_array().into_iter().flatten() {
         let state = match (limit["allowed"] == true, decider::time(limit, "retry_after")) {
             (true, _) => format!("{} remaining", limit["remaining"]),
-            (false, Some(wait)) => format!("exhausted, retry in {}", decider::short_time(wait)),
+            (false, Some(wait)) => {
+                let debt = limit["debt"].as_u64().map(|debt| format!(" with a debt of {debt}"));
+                let debt = debt.unwrap_or_default();
+                format!("exhausted{debt}, retry in {}", decider::short_time(wait))
+            }
             (false, None) => "always denies".to_owned(),
         };
         let _ = writeln!(text, "    {}: {state}{}", shown(&limit["limit"]), window(limit));

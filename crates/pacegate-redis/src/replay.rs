@@ -313,8 +313,12 @@ fn charge_log(
     wait: u64,
 ) -> (Outcome, u64) {
     let CellCharge { ref limit, cost, excess, .. } = *charge;
+    let debt = |free: i64| free.min(0).unsigned_abs();
     let whole = (*free).max(0).cast_unsigned();
     let mut outcome = log_outcome((limit, cost), (whole, *reset), wait);
+    if cost == 0 {
+        outcome = outcome.with_debt(debt(*free));
+    }
     let units = match excess {
         _ if outcome.is_admitted() => cost,
         Excess::Count if cost == 0 && *free == 0 => {
@@ -331,7 +335,7 @@ fn charge_log(
         if !outcome.is_admitted() {
             let remaining = if excess == Excess::Count { whole } else { 0 };
             let [wait, reset] = [wait, *reset].map(Duration::from_micros);
-            outcome = Outcome::denied(remaining, Some(wait), reset);
+            outcome = Outcome::denied(remaining, Some(wait), reset).with_debt(debt(*free));
         }
     }
     (outcome, units)

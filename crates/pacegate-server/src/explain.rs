@@ -72,6 +72,9 @@ pub(crate) struct LimitState {
     /// The current window of a calendar period. Absent for other limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) window: Option<WindowModel>,
+    /// Units recorded beyond the capacity, which later requests wait for. Absent if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) debt: Option<u64>,
 }
 
 /// A window, by the clock of this server.
@@ -195,6 +198,7 @@ impl LimitState {
             retry_after: decision.retry_after().map(Seconds),
             reset_after: Seconds(decision.reset_after()),
             source: decision.source().as_str(),
+            debt: Some(decision.debt()).filter(|debt| *debt > 0),
         }
     }
 }

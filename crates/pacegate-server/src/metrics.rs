@@ -282,6 +282,10 @@ impl Families<'_> {
         });
         let help = "Units (the sum of the costs of requests) by policy and outcome";
         self.counters("pacegate_decision_units", help, units)?;
+        let returned =
+            all().map(|policy| ([("policy", policy.policy.to_string())], policy.returned_units));
+        let help = "Units of reservations that were not used, of the allowed units by policy";
+        self.counters("pacegate_returned_units", help, returned)?;
         let degraded =
             all().map(|policy| ([("policy", policy.policy.to_string())], policy.degraded));
         let help = "Requests decided by a failure mode because the store failed";

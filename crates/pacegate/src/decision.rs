@@ -12,7 +12,7 @@ use crate::{
 ///
 /// If several limits apply, the numbers are those of the tightest one: of the limits that deny, the one with the
 /// longest wait; if all admit, the one with the fewest units left. Two decisions are equal if they differ only in the
-/// time at which they were made.
+/// time at which they were made, or in their debt.
 ///
 /// | | allowed | denied | no policy applies |
 /// |---|---|---|---|
@@ -47,6 +47,7 @@ pub struct Decision {
     pub(crate) reset_after: u64,
     /// Microseconds by the clock of the store; 0 if the store uses the clock of this process.
     pub(crate) decided_at: u64,
+    pub(crate) debt: u64,
 }
 
 /// The source of a decision: the store, a cache, a lease, or a failure mode.
@@ -201,6 +202,22 @@ impl Decision {
         self.remaining
     }
 
+    /// Returns the [debt](crate::Excess::Debt) of the limit that decided, in units: those that are recorded beyond its
+    /// capacity. Known if a peek, or units that are already spent, were denied; otherwise 0.
+    ///
+    /// ```
+    /// use pacegate::{Limiter, Request};
+    ///
+    /// let limiter = Limiter::builder().limit("100/minute").build()?;
+    /// let request = Request::new().with("key", "alice");
+    /// let _ = limiter.check_request(&request.clone().cost(120).spent())?;
+    /// assert_eq!(limiter.peek_request(&request).debt(), 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn debt(&self) -> u64 {
+        self.debt
+    }
+
     /// Returns the time until the same request would be allowed. `None` if it was allowed or never will be.
     ///
     /// Exact to the microsecond, if no other request charges the same keys in between: the same cost is denied one
@@ -353,6 +370,7 @@ impl Decision {
         retry_after: 0,
         reset_after: 0,
         decided_at: 0,
+        debt: 0,
     };
 
     /// Creates the decision of one limit from its outcome.
@@ -367,6 +385,7 @@ impl Decision {
             retry_after: outcome.retry_after,
             reset_after: outcome.reset_after,
             decided_at: outcome.decided_at,
+            debt: outcome.debt,
         }
     }
 

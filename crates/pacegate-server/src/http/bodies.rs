@@ -135,6 +135,9 @@ pub(super) struct LimitStateResponse {
     /// The current window of a calendar period. Absent for other limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     window: Option<WindowModel>,
+    /// Units recorded beyond the capacity, which later requests wait for. Absent if there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    debt: Option<u64>,
 }
 
 /// The result of a change.
@@ -291,12 +294,14 @@ pub(super) struct DecisionCounts {
     shadow_denied: u64,
     /// Requests that the failure mode decided; also counted above.
     degraded: u64,
-    /// Total cost of the allowed requests.
+    /// Total cost of the allowed requests: of reservations, the estimate, and units that were used beyond it.
     allowed_units: u64,
     /// Total cost of the denied requests.
     denied_units: u64,
     /// Total cost of the requests that shadow mode allowed.
     shadow_denied_units: u64,
+    /// Units of settled reservations that were not used. They are part of `allowed_units`.
+    returned_units: u64,
 }
 
 /// A key with many requests or denials.
@@ -392,7 +397,7 @@ struct LatencyModel {
 impl LimitStateResponse {
     pub(super) fn new(decision: &Decision, now: Timestamp) -> Self {
         let window = decision.limit().and_then(|limit| WindowModel::new(&limit, now));
-        Self { decision: *decision, window }
+        Self { decision: *decision, window, debt: Some(decision.debt()).filter(|debt| *debt > 0) }
     }
 }
 
@@ -512,6 +517,7 @@ impl From<&PolicyStats> for DecisionCounts {
             allowed_units: stats.allowed_units,
             denied_units: stats.denied_units,
             shadow_denied_units: stats.shadow_denied_units,
+            returned_units: stats.returned_units,
         }
     }
 }

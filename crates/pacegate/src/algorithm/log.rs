@@ -34,7 +34,9 @@ impl Log {
         let free = limit.amount().saturating_sub(used);
         if cost.max(1) > free {
             let retry_after = self.frees_after(limit, now, used + cost.max(1) - limit.amount());
-            return Outcome::refused(free, retry_after, self.reset_after(limit, now));
+            let debt = used.saturating_sub(limit.amount());
+            let outcome = Outcome::refused(free, retry_after, self.reset_after(limit, now));
+            return outcome.with_debt(if cost == 0 { debt } else { 0 });
         }
         let reset_after =
             if cost > 0 { limit.period_micros() } else { self.reset_after(limit, now) };
@@ -70,7 +72,8 @@ impl Log {
             self.frees_after(limit, now, (used + units + 1).saturating_sub(limit.amount()));
         let reset_after = if units > 0 { period } else { reset_after };
         let remaining = excess::free_before(limit, used, excess);
-        (Outcome::refused(remaining, expires.min(period), reset_after), units)
+        let debt = (used + units).saturating_sub(limit.amount());
+        (Outcome::refused(remaining, expires.min(period), reset_after).with_debt(debt), units)
     }
 
     /// Takes `cost` units at `now` as permit `id`, 0 in a sliding log.

@@ -146,7 +146,22 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     if state.at().as_micros() > now {
         rebase(limit, state, now);
     }
-    dispatch!(limit, step(limit, state, now, cost))
+    let outcome = dispatch!(limit, step(limit, state, now, cost));
+    if cost == 0 && !outcome.is_admitted() {
+        with_debt(limit, *state, now, outcome)
+    } else {
+        outcome
+    }
+}
+
+/// Adds the debt of a state to the denial of a peek. Excess that a fixed window only counted is no debt.
+#[cold]
+fn with_debt(limit: &Limit, state: State, now: u64, outcome: Outcome) -> Outcome {
+    if matches!(limit.algorithm(), Algorithm::Custom(_)) {
+        return outcome;
+    }
+    let used = dispatch!(limit, used(limit, state, now, Excess::Debt { max: 0 }));
+    outcome.with_debt(used.saturating_sub(limit.capacity()))
 }
 
 /// After the clock has stepped back, moves a state back to the latest valid instant. Keeps the used units.

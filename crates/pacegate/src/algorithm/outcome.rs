@@ -6,7 +6,7 @@ use crate::clock::Timestamp;
 /// The outcome of a charge for one key, as a store or a custom algorithm returns it.
 ///
 /// A limiter combines the outcomes of a request into a [`Decision`](crate::Decision). Two outcomes are equal if they
-/// differ only in the time at which they were decided.
+/// differ only in the time at which they were decided, or in their debt.
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,6 +27,8 @@ pub struct Outcome {
     /// The time of the decision by the clock of the store, in microseconds; 0 if the store uses the clock of this
     /// process.
     pub(crate) decided_at: u64,
+    /// Units recorded beyond the capacity; only of a peek or a recorded excess that was denied.
+    pub(crate) debt: u64,
 }
 
 /// The source of an outcome.
@@ -49,7 +51,7 @@ pub enum Origin {
 
 impl PartialEq for Outcome {
     fn eq(&self, other: &Self) -> bool {
-        let Self { remaining, retry_after, reset_after, origin, decided_at: _ } = *self;
+        let Self { remaining, retry_after, reset_after, origin, decided_at: _, debt: _ } = *self;
         (remaining, retry_after, reset_after, origin)
             == (other.remaining, other.retry_after, other.reset_after, other.origin)
     }
@@ -105,6 +107,18 @@ impl Outcome {
         Duration::from_micros(self.reset_after)
     }
 
+    /// Returns the [debt](crate::Excess::Debt) in units: those that are recorded beyond the capacity. Known if a peek, or
+    /// units that are already spent, were denied; otherwise 0.
+    pub fn debt(&self) -> u64 {
+        self.debt
+    }
+
+    /// Sets the debt in units.
+    #[must_use]
+    pub fn with_debt(self, debt: u64) -> Self {
+        Self { debt, ..self }
+    }
+
     /// Returns the source of the outcome.
     pub fn origin(&self) -> Origin {
         self.origin
@@ -135,12 +149,14 @@ impl Outcome {
     /// Creates an admission. `reset_after` is in microseconds.
     #[inline]
     pub(crate) const fn taken(remaining: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after: 0, reset_after, origin: Origin::Store, decided_at: 0 }
+        let (origin, decided_at, debt) = (Origin::Store, 0, 0);
+        Self { remaining, retry_after: 0, reset_after, origin, decided_at, debt }
     }
 
     /// Creates a denial. Times are in microseconds; `retry_after` must not be 0.
     #[inline]
     pub(crate) const fn refused(remaining: u64, retry_after: u64, reset_after: u64) -> Self {
-        Self { remaining, retry_after, reset_after, origin: Origin::Store, decided_at: 0 }
+        let (origin, decided_at, debt) = (Origin::Store, 0, 0);
+        Self { remaining, retry_after, reset_after, origin, decided_at, debt }
     }
 }

@@ -39,8 +39,12 @@ impl Evaluator {
             }
             place = Place::Process;
             let origin = |place: usize| {
-                let unsettled = counted(resolved).nth(place).map(|charge| charge.limit.unsettled);
-                ChargeOrigin { unsettled: unsettled.unwrap_or_default(), ..ChargeOrigin::default() }
+                let none = ChargeOrigin::default();
+                counted(resolved).nth(place).map_or(none, |charge| ChargeOrigin {
+                    recorded: Some((charge.limit.policy, charge.limit.counter)),
+                    unsettled: charge.limit.unsettled,
+                    ..ChargeOrigin::default()
+                })
             };
             let reserved = self.current_memory().reserve_slots(slots, origin, reservation);
             Ok(reserved.unwrap_or_else(|_| self.memory.charge_all(slots)))

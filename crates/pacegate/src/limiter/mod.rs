@@ -18,6 +18,7 @@ mod permit_id;
 mod reservation;
 mod reservation_id;
 mod resolve;
+mod settled_units;
 mod shared;
 mod thresholds;
 mod unsettled;

@@ -10,6 +10,7 @@ use super::{
     permit_id::new_permit_id,
     reservation_id::{Place, ReservationId},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges},
+    settled_units::SettledUnits,
     shared::complete,
 };
 use crate::{
@@ -229,8 +230,13 @@ impl SharedLimiter {
         let settled = evaluator.record_failure(store.settle(&current, id.number, actual).await)?;
         evaluator.unsettled.remove(id.number);
         let Some(settled) = settled else { return Ok(false) };
+        let mut units = SettledUnits::new(evaluator);
         for (charge, settled) in current.iter().zip(settled) {
             let limit = evaluator.bind_one(charge);
+            if let Some(settled) = &settled {
+                let counter = (charge.policy, charge.counter);
+                units.count(counter, &charge.limit, settled.reserved, actual);
+            }
             let mut charge = ResolvedCharge::of_charge(&limit, charge);
             evaluator.notify(evaluator.queue_of(slice::from_ref(&charge)));
             if let Some(SettledCharge { reserved, beyond: Some(outcome) }) = settled {
@@ -445,7 +451,7 @@ impl Evaluator {
             let is_watched = watch.is_some_and(|watch| watch.has_thresholds(limit.stats_index));
             let key = is_watched.then(|| Box::new(key.to_buf()));
             let (counter, unsettled) = (Some((limit.policy, limit.counter)), limit.unsettled);
-            ChargeOrigin { counter, key, unsettled }
+            ChargeOrigin { counter, recorded: counter, key, unsettled }
         };
         let (outcomes, now) = match sent {
             [] => (Outcomes::default(), self.memory.now()),
@@ -457,8 +463,10 @@ impl Evaluator {
     /// Settles a reservation in memory. Returns `false` if it was not open.
     fn settle(&self, number: u128, actual: u64) -> bool {
         let current_limit = |reserved: &ReservedCharge| self.current_limit_of(reserved);
+        let mut units = SettledUnits::new(self);
         let each = |reserved: &ReservedCharge, limit: Limit, beyond: Option<(Outcome, u64)>| {
             self.notify(Some(reserved.id));
+            units.count_reserved(reserved, actual);
             let ChargeOrigin { counter, key, .. } = &reserved.origin;
             if let (Some((policy, counter)), Some(key), Some((outcome, now))) =
                 (counter, key, beyond)

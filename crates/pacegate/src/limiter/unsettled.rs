@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use super::{
     SharedLimiter, evaluator::Evaluator, join::join_all, lazy::LazyEvaluator,
-    resolve::ResolvedCharge,
+    resolve::ResolvedCharge, settled_units::SettledUnits,
 };
 use crate::{
     Charge, ChargeBuf, MemoryStore, Store, StoreError, Timestamp, policy::Unsettled,
@@ -114,7 +114,11 @@ impl Evaluator {
     #[inline]
     pub(super) fn current_memory(&self) -> &MemoryStore {
         let current_limit = |reserved: &ReservedCharge| self.current_limit_of(reserved);
-        self.memory.return_unsettled(current_limit, |reserved| self.notify(Some(reserved.id)));
+        let mut units = SettledUnits::new(self);
+        self.memory.return_unsettled(current_limit, |reserved| {
+            self.notify(Some(reserved.id));
+            units.count_reserved(reserved, 0);
+        });
         &self.memory
     }
 
@@ -132,8 +136,13 @@ impl Evaluator {
             (charge.limit, charge.max_debt) = current.unwrap_or((charge.limit, charge.max_debt));
         }
         let settled = self.record_failure(store.expire(&current, number).await)?;
-        for (charge, _) in current.iter().zip(settled.into_iter().flatten()) {
+        let mut units = SettledUnits::new(self);
+        for (charge, settled) in current.iter().zip(settled.into_iter().flatten()) {
             let limit = self.bind_one(charge);
+            if let Some(settled) = settled.filter(|_| charge.unsettled == Unsettled::Return) {
+                let counter = (charge.policy, charge.counter);
+                units.count(counter, &charge.limit, settled.reserved, 0);
+            }
             let charge = ResolvedCharge::of_charge(&limit, charge);
             self.notify(self.queue_of(slice::from_ref(&charge)));
         }

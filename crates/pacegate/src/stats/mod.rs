@@ -78,12 +78,15 @@ pub struct PolicyStats {
     pub shadow_denied: u64,
     /// Requests that its failure mode decided, without the store. They are included in the other counts.
     pub degraded: u64,
-    /// The sum of the costs of the allowed requests.
+    /// The sum of the costs of the allowed requests. For a reservation, the estimate, and when it is settled, the units
+    /// beyond it.
     pub allowed_units: u64,
     /// The sum of the costs of the denied requests.
     pub denied_units: u64,
     /// The sum of the costs of the requests that it would have denied without shadow mode.
     pub shadow_denied_units: u64,
+    /// The units of reservations that turned out not to be used, of those in `allowed_units`.
+    pub returned_units: u64,
 }
 
 /// One of the most frequent keys, with its estimated number of recent requests.
@@ -141,16 +144,18 @@ struct Recorded {
 /// The counters of one thread. No other thread writes them or anything in the same cache line.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    /// By policy and [`Event`], then degraded decisions, then the units beyond one per request by [`Event`].
+    /// By policy and [`Event`], then degraded decisions, then the units beyond one per request by [`Event`],
+    /// then the units of reservations that were not used.
     events: Box<[CachePadded<[[AtomicU64; KINDS]; POLICIES]>]>,
     sampler: Sampler,
 }
 
 /// Number of counters per policy.
-const KINDS: usize = 7;
+const KINDS: usize = 8;
 const DEGRADED: usize = 3;
 /// The first of the counters of units. A request with a cost of 1, the common case, does not touch them.
 const EXTRA_UNITS: usize = 4;
+const RETURNED_UNITS: usize = 7;
 
 /// Number of policies whose counters fit into one or two cache lines.
 const POLICIES: usize = 4;
@@ -227,6 +232,16 @@ impl Meter {
         bump(&self.tally().of(policy)[DEGRADED]);
     }
 
+    /// Corrects the units of a reservation, which were counted when it was made.
+    pub(crate) fn count_settled(&self, policy: usize, reserved: u64, actual: u64) {
+        let units = match actual > reserved {
+            true => &self.tally().of(policy)[EXTRA_UNITS + Event::Allowed as usize],
+            false => &self.tally().of(policy)[RETURNED_UNITS],
+        };
+        let more = actual.abs_diff(reserved);
+        units.store(units.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+    }
+
     /// Counts a call that the store failed to answer, and keeps its error.
     pub(crate) fn count_store_failure(&self, error: &StoreError) {
         self.store_failures.fetch_add(1, Ordering::Relaxed);
@@ -257,7 +272,8 @@ impl Meter {
     pub(crate) fn stats(&self, now: u64) -> Stats {
         let totals = self.totals();
         let stats = |place: usize| {
-            let [allowed, denied, shadow_denied, degraded, extra @ ..] = totals[place];
+            let [allowed, denied, shadow_denied, degraded, extra @ .., returned_units] =
+                totals[place];
             let [allowed_units, denied_units, shadow_denied_units] =
                 [(allowed, 0), (denied, 1), (shadow_denied, 2)]
                     .map(|(requests, event): (u64, usize)| requests.wrapping_add(extra[event]));
@@ -270,6 +286,7 @@ impl Meter {
                 allowed_units,
                 denied_units,
                 shadow_denied_units,
+                returned_units,
             }
         };
         let recorded = self.recorded();

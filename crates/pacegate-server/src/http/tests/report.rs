@@ -104,6 +104,7 @@ async fn statistics_and_metrics_count_the_same_once() {
         json!({
             "policy": "api", "allowed": 3, "denied": 2, "shadow_denied": 0, "degraded": 0,
             "allowed_units": 3, "denied_units": 2, "shadow_denied_units": 0,
+            "returned_units": 0,
         })
     );
     assert_eq!(

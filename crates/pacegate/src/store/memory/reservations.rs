@@ -62,6 +62,8 @@ pub(crate) struct ReservedCharge {
 pub(crate) struct ChargeOrigin {
     /// The policy and its counter, to find the current limit. `None`: the limit never changes.
     pub(crate) counter: Option<(PolicyName, Counter)>,
+    /// The policy and its counter, for the statistics. `None`: they are not counted.
+    pub(crate) recorded: Option<(PolicyName, Counter)>,
     /// The key, if threshold events may need it.
     pub(crate) key: Option<Box<KeyBuf>>,
     /// The treatment of the units if the reservation is not settled.
