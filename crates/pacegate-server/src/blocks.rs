@@ -1,6 +1,7 @@
 //! Keys that an operator has blocked: they are denied regardless of their limits. Decisions use a snapshot in memory.
 //! With a Redis store, all processes share the blocks through it.
 
+mod named;
 mod shared;
 
 use std::{
@@ -19,7 +20,10 @@ use pacegate_redis::Block;
 use parking_lot::Mutex;
 
 use self::shared::SharedBlocks;
-pub(crate) use self::shared::follow;
+pub(crate) use self::{
+    named::{BlockTimeError, NameError, NamedKey, block_time, find, find_name, is_named},
+    shared::follow,
+};
 
 /// The blocked keys of each policy, with their expiry.
 #[derive(Debug)]

@@ -173,7 +173,7 @@ fn resp_commands_by_role() {
     let inline = [NOAUTH, NO_INLINE, "", NO_INLINE, ""];
     let admin = [NOAUTH, NOPERM, NOPERM, "", ""];
     let admin_and_inline = [NOAUTH, NOPERM, NOPERM, NO_INLINE, ""];
-    let commands: [(&str, [&str; 5]); 22] = [
+    let commands: [(&str, [&str; 5]); 24] = [
         ("PACEGATE.CHECK ATTR key k", any_key),
         ("PACEGATE.CHECK KEY k LIMIT 5/day", inline),
         ("PACEGATE.PEEK ATTR key k", any_key),
@@ -189,6 +189,8 @@ fn resp_commands_by_role() {
         ("PACEGATE.REFUND KEY k LIMIT 5/day", admin_and_inline),
         ("PACEGATE.CLEAR POLICY free", admin),
         ("PACEGATE.CLEAR DOMAIN jobs", admin),
+        ("PACEGATE.BLOCK free blocked SECONDS 9", admin),
+        ("PACEGATE.UNBLOCK free blocked", admin),
         ("CL.THROTTLE k 9 5 60", inline),
         // A repeated command takes a shorter path in the parser.
         ("CL.THROTTLE k 9 5 60", inline),

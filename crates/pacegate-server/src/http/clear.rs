@@ -4,8 +4,8 @@ use axum::extract::Request;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Context, HttpResult, ProblemDetails, block, read_request, request, response::json};
-use crate::{config::Scope, engine::ClearTarget};
+use super::{Context, HttpResult, ProblemDetails, read_request, request, response::json};
+use crate::{blocks::find_name, config::Scope, engine::ClearTarget};
 
 /// The keys to clear: those of one policy, or those of all policies of a domain. Exactly one field is required.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -34,7 +34,7 @@ pub(super) async fn clear(shared: Context, request: Request) -> HttpResult {
     let body: ClearRequest = request::parse(&body)?;
     let (target, domain) = match (&body.policy, &body.domain) {
         (Some(policy), None) => {
-            let (policy, domain) = block::find_name(policy, &revision, access)?;
+            let (policy, domain) = find_name(policy, &revision, access)?;
             (ClearTarget::Policy(policy), domain)
         }
         (None, Some(domain)) => (ClearTarget::Domain(domain), &**domain),

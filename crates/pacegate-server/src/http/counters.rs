@@ -7,14 +7,13 @@ use pacegate::Charge;
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
-    block::NamedKey,
     bodies::{AcquireResponse, Done, LimitStateResponse, StateResponse},
     permit::UnsentPermit,
     read_request,
     request::{self, CheckBody, PermitBody},
     response::{DecisionResponse, json, mark_degraded},
 };
-use crate::{active_config::Revision, config::Scope, service::Access};
+use crate::{active_config::Revision, blocks::NamedKey, config::Scope, service::Access};
 
 /// `GET /v1/state`: returns the state of limits without charging them.
 pub(super) async fn peek(shared: Context, request: Request) -> HttpResult {

@@ -14,13 +14,14 @@ use serde::Serialize;
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
-    block::{BlockResponse, NamedKey},
+    block::BlockResponse,
     bodies::{DecisionCounts, DecisionFields, PolicyModel, ProcessReport},
     request::parse_query,
     response::json,
 };
 use crate::{
     active_config::{ActiveConfig, Revision},
+    blocks::NamedKey,
     config::Scope,
     engine::Engine,
     explain::Seconds,

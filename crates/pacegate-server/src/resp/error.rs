@@ -4,6 +4,7 @@ use pacegate::{CheckError, CostError, LimitError, Request, ReservationIdError, S
 
 use super::frame::FrameError;
 use crate::{
+    blocks::{BlockError, BlockTimeError, NameError},
     inline_limits::{InlineLimitError, TooLong},
     reservations::TtlError,
     service::{ADMIN_OFF, INLINE_DENIED},
@@ -38,7 +39,7 @@ pub(crate) enum CommandError {
     #[error(
         "ERR unknown command '{0}': Pacegate supports CL.THROTTLE, THROTTLE, PACEGATE.CHECK, PACEGATE.PEEK, \
          PACEGATE.RESERVE, PACEGATE.SETTLE, PACEGATE.CANCEL, PACEGATE.RESET, PACEGATE.REFUND, PACEGATE.CLEAR, \
-         PACEGATE.EXPLAIN"
+         PACEGATE.BLOCK, PACEGATE.UNBLOCK, PACEGATE.EXPLAIN"
     )]
     UnknownCommand(String),
     #[error("ERR syntax error: expected {0}")]
@@ -66,6 +67,12 @@ pub(crate) enum CommandError {
     #[error("ERR unknown policy")]
     UnknownPolicy,
     #[error("ERR {0}")]
+    Name(NameError),
+    #[error("ERR {0}")]
+    BlockTime(#[from] BlockTimeError),
+    #[error("ERR {0}")]
+    Block(#[from] BlockError),
+    #[error("ERR {0}")]
     Limit(#[from] LimitError),
     #[error("ERR {0}")]
     InlineLimit(#[from] InlineLimitError),
@@ -79,4 +86,15 @@ pub(crate) enum CommandError {
     Store(#[from] StoreError),
     #[error("ERR {0}")]
     Json(#[from] serde_json::Error),
+}
+
+/// A policy that the API key does not cover is reported as for other commands.
+impl From<NameError> for CommandError {
+    fn from(error: NameError) -> Self {
+        match error {
+            NameError::UnknownPolicy => Self::UnknownPolicy,
+            NameError::HiddenPolicy => Self::NoPermission,
+            error => Self::Name(error),
+        }
+    }
 }

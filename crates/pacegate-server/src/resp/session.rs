@@ -1,6 +1,7 @@
 //! The commands of one connection. Consecutive checks are decided together.
 
 mod auth;
+mod blocks;
 mod general;
 mod reservations;
 
@@ -321,6 +322,10 @@ impl RespSession {
             self.reserve(&args[1..], revision).await?;
         } else if is("PACEGATE.SETTLE") || is("PACEGATE.CANCEL") {
             self.settle(args, revision).await?;
+        } else if is("PACEGATE.BLOCK") {
+            self.block(&args[1..], active, revision).await?;
+        } else if is("PACEGATE.UNBLOCK") {
+            self.unblock(&args[1..], active, revision).await?;
         } else if is("PACEGATE.CLEAR") {
             let keys = self.clear(&args[1..], active, revision).await?;
             self.replies.integer(i64::try_from(keys).unwrap_or(i64::MAX));

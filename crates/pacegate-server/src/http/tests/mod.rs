@@ -13,6 +13,7 @@ mod proxy;
 mod rates;
 mod report;
 mod reservations;
+mod units;
 
 use std::{sync::Arc, time::Duration};
 

@@ -4,7 +4,7 @@ use super::{CommandError, RespSession};
 use crate::active_config::{ActiveConfig, Revision};
 
 /// The number of commands, as `COMMAND COUNT` returns it.
-const COMMANDS: i64 = 22;
+const COMMANDS: i64 = 24;
 const MAX_NAME_BYTES: usize = 128;
 
 impl RespSession {
