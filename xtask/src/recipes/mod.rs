@@ -212,7 +212,7 @@ fn test_client(tools: &Tools, client: &str) -> anyhow::Result<()> {
     let ports = free_ports()?;
     let _server = server(tools, &config, &ports, &tools.folder.join("clients.log"))?;
     let url = format!("http://127.0.0.1:{}", ports[HTTP]);
-    let go = ["test", "-count=1", "./..."];
+    let go = ["test", "-count=1", "-v", "./..."];
     let commands = match client {
         "typescript" => vec![(folder, command("npm", &["test", "--silent"]))],
         "python" => {

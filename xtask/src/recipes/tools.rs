@@ -67,8 +67,26 @@ impl Tools {
             ("PYTHONDONTWRITEBYTECODE", "1".into()),
         ];
         let tools = Self { folder, checkout, clients, environment };
+        tools.remove_foreign()?;
         tools.prepare_checkout()?;
         Ok(tools)
+    }
+
+    /// Removes what contains the path of another checkout, from which `target` was moved or copied.
+    fn remove_foreign(&self) -> anyhow::Result<()> {
+        let note = self.folder.join("root.txt");
+        let root = root().to_string_lossy().into_owned();
+        if fs::read_to_string(&note).is_ok_and(|text| text == root) {
+            return Ok(());
+        }
+        for name in ["pacegate", "node", "python"] {
+            let path = self.folder.join(name);
+            if path.exists() {
+                fs::remove_dir_all(&path)
+                    .with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
+        fs::write(note, root).context("cannot write target/recipes/root.txt")
     }
 
     /// Copies the clients, so that builds leave no files in this checkout, and links everything else.
