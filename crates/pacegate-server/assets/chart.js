@@ -47,7 +47,8 @@ const STYLE = `
   stroke-width:3px}
 .chart .mark{fill:var(--chart-mark);opacity:.16}.chart .mark-edge{stroke:var(--chart-mark);stroke-width:1.5}
 .chart text.of-mark{fill:var(--chart-mark);font-weight:600}
-.chart .outlier{fill:var(--chart-quiet)}.chart text.of-outlier{fill:var(--chart-ink);font-weight:600}
+.chart .outlier{fill:var(--chart-quiet)}.chart text.of-outlier{fill:var(--chart-ink);font-weight:600;
+  paint-order:stroke;stroke:var(--chart-card);stroke-width:4px;stroke-linejoin:round}
 .chart .cross{stroke:var(--chart-quiet);shape-rendering:crispEdges}
 .chart .dot{stroke:var(--chart-card);stroke-width:1.5}
 .chart-read{position:absolute;top:0;left:0;z-index:2;pointer-events:none;padding:8px 10px;border-radius:8px;
