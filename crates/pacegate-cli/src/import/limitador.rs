@@ -1,7 +1,7 @@
 //! Converts the limits file of limitador.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt::Write as _,
     time::Duration,
 };
@@ -94,8 +94,9 @@ impl LimitadorLimit {
     }
 
     /// Returns the fields that identify a limit of limitador.
-    fn identity(&self) -> (&str, u64, Vec<&String>, Vec<&String>) {
-        (&self.namespace, self.seconds, sorted(self.conditions()), sorted(self.variables()))
+    fn identity(&self) -> (&str, u64, BTreeSet<&String>, BTreeSet<&String>) {
+        let (conditions, variables) = (self.conditions().iter(), self.variables().iter());
+        (&self.namespace, self.seconds, conditions.collect(), variables.collect())
     }
 
     fn label(&self) -> &str {
@@ -175,12 +176,6 @@ impl LimitadorLimit {
         }
         text
     }
-}
-
-fn sorted(texts: &[String]) -> Vec<&String> {
-    let mut texts: Vec<_> = texts.iter().collect();
-    texts.sort_unstable();
-    texts
 }
 
 impl Matching {
@@ -426,8 +421,8 @@ policies:
             limit("seconds: 0"),
             limit("seconds: 5, variables: [\"descriptors[0].a + 'x'\"]"),
             limit("seconds: 6, conditions: [\"a == 'b'\", \"a == 'c'\"]"),
-            limit("seconds: 7, name: x"),
-            limit("seconds: 7, name: y"),
+            limit("seconds: 7, name: x, variables: [a, a]"),
+            limit("seconds: 7, name: y, variables: [a]"),
         ];
         let problem = problem(&text.concat());
         let lines: Vec<_> = problem.lines().collect();
