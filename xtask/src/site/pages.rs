@@ -12,11 +12,14 @@ const REPOSITORY: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/");
 /// Files that the site contains.
 const EXTENSIONS: [&str; 3] = ["md", "png", "svg"];
 
-/// Copies `docs` to `site/src`, and `docs/book.toml` to `site`.
+/// Copies `docs` to `site/src`, and the settings and the style of the site to `site`.
 pub(super) fn write(docs: &Path, site: &Path) -> anyhow::Result<()> {
     let source = site.join("src");
     copy_folder(docs, docs, &source)?;
-    fs::copy(docs.join("book.toml"), site.join("book.toml")).context("cannot copy book.toml")?;
+    for name in ["book.toml", "site.css"] {
+        fs::copy(docs.join(name), site.join(name))
+            .with_context(|| format!("cannot copy {name}"))?;
+    }
     Ok(())
 }
 
