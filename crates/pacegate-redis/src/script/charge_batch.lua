@@ -194,6 +194,23 @@ local function returned_before(key, cell, counts)
   return settled or 0, refunded or 0
 end
 
+-- Reserves units of one cell that is no bucket, which needs no tables. Returns false if the reservation is not so simple.
+local NO_COUNTS = {}
+local function reserve_simple(ttl)
+  local index, cost, _, enforced, excess, next = unpack('<I8I8c16I8I8', program, place)
+  local cell = cells[index]
+  if enforced == 0 or excess > 0 or cell.kind == TOKEN_BUCKET then return false end
+  place, next_key = next, next_key + 1
+  if math.max(cost, 1) > cell.free then
+    deny(index, math.max(cost, 1))
+    return true
+  end
+  take(cell, cost)
+  local value = pack('<I8I8I8I8I8I8', now, now + ttl, cost + 1, cell.a + cell.taken, cell.b, 0)
+  reserved[#reserved + 1] = { KEYS[next_key], value, ttl, NO_COUNTS }
+  return true
+end
+
 for _ = 1, runs do
   local times, charges, ttl, index, cost, permit, enforced, excess
   times, charges, ttl, place = unpack('<I8I8I8', program, place)
@@ -211,7 +228,7 @@ for _ = 1, runs do
       fit, cost = 0, 1
     end
     if fit < times then deny(index, cost) end
-  else
+  elseif not (ttl > 0 and times == 1 and charges == 1 and reserve_simple(ttl)) then
     -- Charges are taken in turn, so that later ones see the earlier. All are returned if one does not fit, or if this
     -- is a peek (times = 0). Then those whose excess is recorded are taken again.
     local fits, broken, old, again, units, counts = times > 0, false, {}, {}, {}, {}

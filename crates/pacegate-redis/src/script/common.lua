@@ -139,10 +139,10 @@ local function record(kind, amount, excess, free, units, b)
   return taken, is_debt and 1 + pack_uncarried(used - carried) or 0
 end
 
--- Writes a state. It expires `slack` milliseconds after it has no effect any more; the state contains its window, so a
--- late expiry is harmless. In the same window the expiry stays as it was. `window` is set for a calendar period, where
--- `period` is the maximum length of a window.
-local function write(key, slack, kind, amount, period, before, at, a, b, window)
+-- Returns a state as a value, and the milliseconds until it expires: `slack` after it has no effect any more. The state
+-- contains its window, so a late expiry is harmless. In the same window the expiry stays as it was, and is nil.
+-- `window` is set for a calendar period, where `period` is the maximum length of a window.
+local function pack_state(slack, kind, amount, period, before, at, a, b, window)
   local has_debt = kind == FIXED_WINDOW and b > 0 and a - uncarried(b) > amount
   if kind == FIXED_WINDOW then
     b = has_debt and b - b % DEBT_WORD + (window and window.number or 1) or 0
@@ -156,13 +156,19 @@ local function write(key, slack, kind, amount, period, before, at, a, b, window)
     local from = window and window.stop - period or at
     life = math.min(from - now + math.ceil((a - uncarried(b)) / amount) * period, 2 ^ 53)
   elseif at == before then
-    return call('SET', key, value, 'KEEPTTL')
+    return value
   elseif kind == FIXED_WINDOW then
     life = (window and window.stop or at + period) - now
   else
     life = at + 2 * period - now
   end
-  call('SET', key, value, 'PX', math.ceil(life / 1000) + slack)
+  return value, math.ceil(life / 1000) + slack
+end
+
+local function write(key, slack, kind, amount, period, before, at, a, b, window)
+  local value, expiry = pack_state(slack, kind, amount, period, before, at, a, b, window)
+  if expiry then return call('SET', key, value, 'PX', expiry) end
+  call('SET', key, value, 'KEEPTTL')
 end
 
 -- Formats an integer with all digits, which commands would otherwise not get.

@@ -95,6 +95,33 @@ local function charge_log(key, amount, period, excess, units)
   return free
 end
 
+-- The values of cells, which are read once and written at the end; false if there is none. Those that have changed, with
+-- their expiry, 0 if it stays as it was, or false to delete the key.
+local values, changed, expiries = {}, {}, {}
+
+local function change(key, value, expiry)
+  if expiries[key] == nil then changed[#changed + 1] = key end
+  values[key], expiries[key] = value, expiry
+end
+
+local function write_later(key, kind, amount, period, before, at, a, b, window)
+  local value, expiry = pack_state(slack, kind, amount, period, before, at, a, b, window)
+  change(key, value, expiry or expiries[key] or 0)
+end
+
+local function write_changed()
+  for _, key in ipairs(changed) do
+    local expiry = expiries[key]
+    if not expiry then
+      call('DEL', key)
+    elseif expiry == 0 then
+      call('SET', key, values[key], 'KEEPTTL')
+    else
+      call('SET', key, values[key], 'PX', expiry)
+    end
+  end
+end
+
 -- Charges units to a state that was moved to now. Returns the units that were free before.
 local function charge_state(key, kind, amount, capacity, period, excess, units, before, at, a, b, window)
   local free = free_units(kind, amount, capacity, period, at, a, b)
@@ -102,7 +129,7 @@ local function charge_state(key, kind, amount, capacity, period, excess, units, 
     if excess == 0 then return free end
     units, b = record(kind, amount, excess, free, units, b)
   end
-  if units > 0 then write(key, slack, kind, amount, period, before, at, a + units, b, window) end
+  if units > 0 then write_later(key, kind, amount, period, before, at, a + units, b, window) end
   return free
 end
 
@@ -132,9 +159,9 @@ local function return_to_state(key, kind, amount, period, charged, units, before
     return
   end
   if a + b > 0 then
-    write(key, slack, kind, amount, period, before, at, a, b, window)
+    write_later(key, kind, amount, period, before, at, a, b, window)
   else
-    call('DEL', key)
+    change(key, false, false)
   end
 end
 
@@ -150,7 +177,9 @@ local function settle(key, count, cell, reserved, actual, charged, a, b, refunde
     if units > 0 then return return_to_log(key, period, charged, units) end
     return charge_log(key, amount, period, excess, -units)
   end
-  local value = redis.pcall('GET', key)
+  local value = values[key]
+  -- Not nil as read with other keys: the key may have a foreign type.
+  if value == nil then value = redis.pcall('GET', key) end
   if type(value) == 'table' or value and #value ~= 24 or not value and units > 0 then return end
   if kind == TOKEN_BUCKET and units > 0 then
     units = math.min(units, owed_tokens(count, amount, period, charged, reserved, a, b, refunded))
@@ -168,7 +197,7 @@ end
 -- Reads everything before the first change, because a window may be wrong.
 local settlements = {}
 for index = 1, count do
-  local settlement, size = {}, 0
+  local settlement, size = { buckets = 0 }, 0
   settlement.actual, size, place = unpack('<I8I8', program, place)
   for number = 1, size do
     local cell = {}
@@ -177,31 +206,55 @@ for index = 1, count do
       cell.kind, cell.window, place = FIXED_WINDOW, read_window(program, place)
       if cell.window.is_wrong then return pack('<I8', now) end
     end
+    if cell.kind == TOKEN_BUCKET then settlement.buckets = settlement.buckets + 1 end
     settlement[number] = cell
   end
   settlements[index] = settlement
 end
 
-local replies, next_key = { now }, 1
+-- First of all, ends all reservations that are open: if anything below fails, units stay charged. An expired reservation
+-- is kept for a while, so that it can be ended.
+local keys, next_key = {}, 1
+for index, settlement in ipairs(settlements) do
+  keys[index], settlement.key = KEYS[next_key], next_key
+  next_key = next_key + 1 + #settlement + settlement.buckets
+end
+local ended, is_ended, cell_keys = {}, {}, {}
+for index, value in ipairs(call('MGET', spread(keys))) do
+  local settlement, key = settlements[index], keys[index]
+  local _, expires = unpack('<I8I8', value and #value >= 16 and value or NOTHING)
+  settlement.is_unsettled = settlement.actual == UNSETTLED
+  local is_due = (expires > now) ~= settlement.is_unsettled
+  if value and is_due and #value == 16 + 32 * #settlement and not is_ended[key] then
+    settlement.value, is_ended[key] = value, true
+    ended[#ended + 1] = key
+    for number, cell in ipairs(settlement) do
+      if cell.kind ~= SLIDING_LOG then cell_keys[#cell_keys + 1] = KEYS[settlement.key + number] end
+    end
+  end
+end
+if #ended > 0 then call('DEL', spread(ended)) end
+if #cell_keys > 0 then
+  for index, value in ipairs(call('MGET', spread(cell_keys))) do
+    if value then values[cell_keys[index]] = value end
+  end
+end
+
+local replies = { now }
 for _, settlement in ipairs(settlements) do
-  local value = call('GET', KEYS[next_key])
-  local charged, expires = unpack('<I8I8', value or NOTHING)
-  local is_unsettled = settlement.actual == UNSETTLED
-  local open = value and (expires > now) ~= is_unsettled and #value == 16 + 32 * #settlement
-  -- First of all: if anything below fails, units stay charged. An expired reservation is kept for a while, so that it
-  -- can be ended.
-  if open then call('DEL', KEYS[next_key]) end
-  replies[#replies + 1] = open and 1 or 0
-  local count_key = next_key + #settlement
+  local value = settlement.value
+  replies[#replies + 1] = value and 1 or 0
+  local charged, count_key = value and unpack('<I8', value), settlement.key + #settlement
   for number, cell in ipairs(settlement) do
     if cell.kind == TOKEN_BUCKET then count_key = count_key + 1 end
     local units, a, b, refunded, actual = 0, 0, 0, 0, settlement.actual
-    if open then units, a, b, refunded = unpack('<I8I8I8I8', value, 32 * number - 15) end
-    if is_unsettled then actual = cell.excess > 0 and 0 or units - 1 end
+    if value then units, a, b, refunded = unpack('<I8I8I8I8', value, 32 * number - 15) end
+    if settlement.is_unsettled then actual = cell.excess > 0 and 0 or units - 1 end
+    local key = KEYS[settlement.key + number]
     local free = units > 0
-      and settle(KEYS[next_key + number], KEYS[count_key], cell, units - 1, actual, charged, a, b, refunded)
+      and settle(key, KEYS[count_key], cell, units - 1, actual, charged, a, b, refunded)
     replies[#replies + 1], replies[#replies + 2] = units, free or 0
   end
-  next_key = count_key + 1
 end
+write_changed()
 return replies
