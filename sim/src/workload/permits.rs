@@ -70,7 +70,8 @@ async fn renew(world: &World, choice: &Choice, index: usize, permit: &SharedPerm
         // The clocks drift apart a little.
         let is_young = Duration::from_micros(now - check.started) < period - period / 1_000;
         let is_counted = check.store_answer().is_some();
-        let is_reset = events.resets.iter().any(|reset| reset.key == check.key);
+        // Of any key: the result of a reset may still be on its way.
+        let is_reset = world.network.resets().iter().any(|&at| at >= check.started);
         let is_undisturbed = world.network.disturbances().is_empty() && !is_reset;
         if is_young && is_counted && is_undisturbed && renewed == Some(Ok(false)) {
             let problem = format!("a permit was lost: {check:?}");
