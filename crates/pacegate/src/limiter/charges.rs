@@ -160,6 +160,7 @@ impl Plan<'_> {
             lease: entry.lease,
             excess: policy.excess(&entry.limit),
             max_debt: policy.max_debt_of(&entry.limit),
+            unsettled: policy.unsettled,
             ..Charge::new(entry.name, key, entry.limit)
         }
     }

@@ -177,3 +177,20 @@ fn large_uncarried_units_are_rounded_down() {
         assert!((3..=most).contains(&rest), "{rest} of {counted} are carried");
     }
 }
+
+/// A peek shows the units beyond the capacity, until they are paid.
+#[test]
+fn a_peek_shows_the_debt() {
+    for algorithm in RATE_ALGORITHMS {
+        let (limiter, clock) = limiter(&format!("100/hour {algorithm}"));
+        let request = Request::new().with("key", "alice");
+        let _ = limiter.check_request(&request.clone().cost(100)).unwrap();
+        assert_eq!(limiter.peek("alice").debt(), 0, "{algorithm}: full");
+        let spent = limiter.check_request(&request.clone().cost(30).spent()).unwrap();
+        assert_eq!(spent.debt(), 30, "{algorithm}");
+        let peek = limiter.peek("alice");
+        assert_eq!((peek.debt(), peek.remaining()), (30, 0), "{algorithm}");
+        clock.advance(peek.reset_after());
+        assert_eq!(limiter.peek("alice").debt(), 0, "{algorithm}: paid");
+    }
+}

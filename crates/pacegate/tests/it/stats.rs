@@ -1,6 +1,8 @@
 //! `Limiter::stats`.
 
-use pacegate::{Limit, Limiter, SharedLimiter};
+use std::time::Duration;
+
+use pacegate::{Limit, Limiter, ManualClock, Policy, PolicySet, SharedLimiter, policy::Unsettled};
 
 use crate::limiter;
 
@@ -98,4 +100,32 @@ fn debug_output_of_a_limiter_is_short_and_has_no_keys() {
     assert_eq!(format!("{limiter:?}"), "Limiter { policies: 1 }");
     assert_eq!(format!("{limiter:#?}"), "Limiter { policies: 1 }");
     assert_eq!(format!("{shared:?}"), "SharedLimiter { policies: 1, store: memory }");
+}
+
+/// The estimate is counted when units are reserved, and corrected once per policy when they are settled.
+#[test]
+fn units_follow_the_settlement_of_a_reservation() {
+    let policy = Policy::new("tokens", ["100/hour", "1000/day"]).per(["key"]);
+    let policy = policy.unsettled(Unsettled::Return);
+    let clock = ManualClock::new();
+    let builder = Limiter::builder().policies(PolicySet::new([policy]).unwrap());
+    let limiter = builder.clock(clock.clone()).build().unwrap();
+    let units = || {
+        let policy = limiter.stats().policies[0];
+        (policy.allowed_units, policy.returned_units)
+    };
+    let reserve = |cost| {
+        let ttl = Duration::from_secs(60);
+        limiter.reserve("alice", cost, ttl).unwrap().into_result().unwrap()
+    };
+    let (less, more, _lost) = (reserve(40), reserve(10), reserve(5));
+    assert_eq!(units(), (55, 0));
+    assert!(less.settle(15));
+    assert_eq!(units(), (55, 25));
+    assert!(more.settle(30));
+    assert!(!more.settle(30));
+    assert_eq!(units(), (75, 25));
+    clock.advance(Duration::from_secs(60));
+    let _ = limiter.peek("alice");
+    assert_eq!(units(), (75, 30), "45 units were used");
 }

@@ -1,5 +1,6 @@
 //! Debt, statistics of reservations, and blocks over RESP.
 
+use pacegate::policy::Unsettled;
 use serde_json::{Value, json};
 
 use super::*;
@@ -60,6 +61,22 @@ async fn statistics_follow_a_settlement() {
         let line = "pacegate_returned_units_total{policy=\"tokens\"} 25";
         assert!(metrics.contains(line), "{metrics}");
     }
+}
+
+#[tokio::test]
+async fn the_estimate_of_an_unsettled_reservation_is_returned() {
+    let policy = Policy::new("tokens", ["100/hour"]).per(["user"]).unsettled(Unsettled::Return);
+    let server = Server::with(Settings::new(PolicySet::new([policy]).unwrap()));
+    let remaining = async || {
+        let state = server.get("/v1/state?attribute=user:alice").await.json();
+        state["remaining"].clone()
+    };
+    reserve(&server, 80).await;
+    server.clock.advance(Duration::from_millis(59_999));
+    assert_eq!(remaining().await, 20);
+    server.clock.advance(Duration::from_millis(1));
+    assert_eq!(remaining().await, 100);
+    assert_eq!(server.get("/v1/policies").await.json()["policies"][0]["unsettled"], "return");
 }
 
 #[tokio::test]
