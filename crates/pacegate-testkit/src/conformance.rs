@@ -5,7 +5,7 @@ use pacegate::{
     algorithm::Outcome,
 };
 
-use crate::{History, Model, Op, Random, rates, up_to};
+use crate::{History, Model, Op, Random, rates, several, up_to};
 
 /// A store under test, with control over its clock.
 pub trait Subject: Sync {
@@ -66,6 +66,9 @@ pub fn conformance(subject: &impl Subject, histories: u64) {
     all_or_nothing(subject, histories.min(500));
     if subject.supports_up_to() {
         up_to::all_limits_grant_the_same(subject, histories.min(500));
+    }
+    if subject.supports_reservations() && subject.supports_excess() {
+        several::all_limits_are_reserved_together(subject, histories.min(500));
     }
     keys_are_apart(subject);
     rates::counters_are_apart(subject, histories.min(500));

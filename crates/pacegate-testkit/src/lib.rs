@@ -13,6 +13,7 @@ mod random;
 mod rates;
 #[cfg(feature = "servers")]
 pub mod servers;
+mod several;
 mod up_to;
 
 pub use conformance::{Subject, conformance, follow_calendar_histories, follow_histories};
