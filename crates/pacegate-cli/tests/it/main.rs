@@ -4,6 +4,7 @@
 
 mod bench;
 mod blocks;
+mod budgets;
 mod certificates;
 mod check;
 mod clients;

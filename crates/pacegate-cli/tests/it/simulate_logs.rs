@@ -219,3 +219,53 @@ fn mapped_attributes_that_no_policy_uses_are_reported() {
     assert_eq!(told["notes"], serde_json::json!([said]));
     assert_eq!(report(&["--map", "time=1,ip=ip"], line)["notes"], serde_json::json!([]));
 }
+
+/// The costs of requests, from CSV, JSON and a mapped field.
+#[test]
+fn costs_in_the_log_are_charged() {
+    let decided = |words: &[&str], log: &str| {
+        let words = [&["--limit", "10/day", "--json"], words].concat();
+        let finished = simulate(&words, log);
+        assert_eq!((finished.code, &*finished.stderr), (Some(0), ""), "{words:?}");
+        let report: Value = serde_json::from_str(&finished.stdout).unwrap();
+        let variant = &report["variants"][0];
+        let decided = ["allowed", "denied"].map(|name| variant[name].as_u64().unwrap());
+        (decided, report["traffic"]["malformed"].as_u64().unwrap())
+    };
+    let time = |second: u32| format!("2026-01-01T00:00:{second:02}Z");
+    // 4 + 4 + 2 fit, 3 does not, 1 is the default, 11 never fits, and 0 charges nothing.
+    let costs = ["4", "4", "3", "2", "", "11", "0"];
+    let rows = costs.iter().zip(0..).map(|(cost, n)| format!("{},1.1.1.1,{cost}\n", time(n)));
+    let rows: String = rows.collect();
+    let csv = format!("time,ip,cost\n{rows}{},1.1.1.1,many\n", time(9));
+    assert_eq!(decided(&[], &csv), ([3, 4], 1));
+    let mapped = format!("time,ip,tokens\n{rows}");
+    assert_eq!(decided(&["--map", "cost=tokens"], &mapped), ([3, 4], 0));
+    assert_eq!(decided(&[], &mapped), ([7, 0], 0), "without a map, each counts as 1");
+    // Several limits take another path.
+    let several = ["--limit", "100/hour"];
+    let both: Vec<_> = decided(&several, &csv).0.into();
+    assert_eq!(both.iter().sum::<u64>(), 7);
+    let json = format!("{{\"time\":\"{}\",\"ip\":\"1.1.1.1\",\"cost\":10}}\n", time(1)).repeat(2);
+    assert_eq!(decided(&[], &json), ([1, 1], 0));
+}
+
+/// A month begins with its first day in its time zone.
+#[test]
+fn calendar_periods_are_simulated() {
+    let line = |time: &str| format!("{time},1.1.1.1\n");
+    let times = [
+        "2026-01-31T22:59:58Z",
+        "2026-01-31T22:59:59Z",
+        "2026-01-31T23:00:00Z",
+        "2026-02-28T22:59:59Z",
+        "2026-02-28T23:00:00Z",
+    ];
+    let log = format!("time,ip\n{}", times.map(line).concat());
+    let words = ["--limit", "1/month in Europe/Berlin", "--json"];
+    let finished = simulate(&words, &log);
+    assert_eq!((finished.code, &*finished.stderr), (Some(0), ""));
+    let report: Value = serde_json::from_str(&finished.stdout).unwrap();
+    let variant = &report["variants"][0];
+    assert_eq!(["allowed", "denied"].map(|name| variant[name].as_u64().unwrap()), [3, 2]);
+}

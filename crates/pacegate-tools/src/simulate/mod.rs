@@ -26,7 +26,7 @@ use pacegate::{
 use self::{
     pattern::Crowd,
     tally::window::Window,
-    traffic::{Attributes, Seen},
+    traffic::{Attributes, COST, Seen, parse_cost},
 };
 
 /// A source of traffic and the settings of its replay.
@@ -145,15 +145,23 @@ impl Study {
         variants: &mut [Variant],
         watch: &mut dyn FnMut(u64),
     ) -> Result<TrafficSummary, SimulateError> {
-        let attributes = looked_at(variants);
+        let mut attributes = looked_at(variants);
+        let used = attributes.0.len();
+        let cost = attributes.0.iter().position(|name| name == COST).unwrap_or(used);
+        if cost == used {
+            attributes.0.push(COST.to_owned());
+        }
         let mut span = TrafficSummary::new();
         let mut requests = 0_u64;
         span.seen = spec.read(&attributes, &self.progress, |entry| {
             let mut request = Request::new().in_domain(&self.domain);
-            for (place, name) in attributes.0.iter().enumerate() {
+            for (place, name) in attributes.0[..used].iter().enumerate() {
                 if let Some(value) = entry.value(place) {
                     request = request.with(name, value);
                 }
+            }
+            if let Some(cost) = entry.value(cost).and_then(parse_cost) {
+                request = request.cost(cost);
             }
             span.note(entry.at);
             for variant in &mut *variants {
@@ -166,7 +174,7 @@ impl Study {
             true
         })?;
         span.unused = spec.map.unused(&attributes);
-        let missing = attributes.0.into_iter().zip(&span.seen.with);
+        let missing = attributes.0.into_iter().take(used).zip(&span.seen.with);
         span.missing = missing.filter(|(_, with)| **with == 0).map(|(name, _)| name).collect();
         Ok(span)
     }

@@ -162,7 +162,7 @@ impl Variant {
         };
         let mut answer = ClientDecision { covered: true, ..ClientDecision::UNLIMITED };
         tally.count(key, at, limit, |state| {
-            let outcome = limit.step(state, Timestamp::from_micros(at), 1);
+            let outcome = limit.step(state, Timestamp::from_micros(at), request.units());
             answer.allowed = outcome.is_admitted();
             answer.retry_after = outcome.retry_after();
             if answer.allowed { Event::Allowed } else { Event::Denied }
@@ -178,9 +178,28 @@ impl Variant {
         self.clock.0.store(at, Ordering::Relaxed);
         let Self { limiter, tallies, places, ceiling, .. } = self;
         let plan = limiter.charges().plan(request);
-        let charges = plan.charges(1).unwrap_or_else(|error| {
-            unreachable!("one unit never exceeds the capacity of a limit: {error}");
-        });
+        let charges = match plan.charges(request.units()) {
+            Ok(charges) => charges,
+            Err(error) => {
+                // The server answers with an error, whatever the other policies decide.
+                let peeks = plan.charges(0).unwrap_or_default();
+                for charges in peeks.chunk_by(|one, other| one.policy == other.policy) {
+                    let first = &charges[0];
+                    let event = match first.policy == error.policy {
+                        true => Event::Denied,
+                        false => Event::Elsewhere,
+                    };
+                    if let Some(&place) = places.get(&first.policy) {
+                        tallies[place].count(first.key, at, &first.limit, |_| event);
+                    }
+                }
+                return ClientDecision {
+                    allowed: false,
+                    covered: true,
+                    ..ClientDecision::UNLIMITED
+                };
+            }
+        };
         // Bypass the limiter: its statistics use real time.
         let mut asked = pin!(limiter.store().charge(&charges, None));
         let Poll::Ready(Ok(outcomes)) =

@@ -53,6 +53,8 @@ pub(super) enum End {
 
 /// Name of the timestamp in the map.
 pub(super) const TIME: &str = "time";
+/// Name of the cost of a request in the map.
+pub(crate) const COST: &str = "cost";
 
 impl Map {
     pub(super) fn get(&self, attribute: &str) -> Option<&String> {

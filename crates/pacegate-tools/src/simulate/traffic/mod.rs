@@ -12,7 +12,10 @@ mod row;
 use std::{fmt, io, time::Duration};
 
 use self::lines::Lines;
-pub(crate) use self::row::Attributes;
+pub(crate) use self::{
+    format::COST,
+    row::{Attributes, parse_cost},
+};
 pub use self::{
     format::{Format, Map, MapError},
     open::{Place, Progress},
@@ -97,6 +100,7 @@ pub(super) enum Malformed {
     Time,
     TooLong,
     LongValue,
+    Cost,
     Unclosed,
 }
 
@@ -186,6 +190,7 @@ impl fmt::Display for Malformed {
             Self::Time => "invalid timestamp",
             Self::TooLong => "longer than 1 MiB",
             Self::LongValue => "value longer than 1,024 bytes",
+            Self::Cost => "cost that is not a whole number",
             Self::Unclosed => "unclosed quote",
         })
     }

@@ -4,7 +4,7 @@ use std::{borrow::Cow, net::IpAddr};
 
 use pacegate_http::resolve::plain_host;
 
-use super::Malformed;
+use super::{Malformed, format::COST};
 
 /// Names of the attributes in use; the index is the position of the value in a row.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +23,8 @@ pub(super) struct Rows {
     width: usize,
     /// Attributes whose values are normalised.
     spellings: Vec<Spelling>,
+    /// Index of the cost among the attributes.
+    cost: Option<usize>,
 }
 
 /// One request.
@@ -92,7 +94,8 @@ impl Rows {
             _ => Spelling::Any,
         };
         let spellings: Vec<_> = attributes.0.iter().map(spelling).collect();
-        Self { width: spellings.len(), spellings, ..Self::default() }
+        let cost = attributes.0.iter().position(|name| name == COST);
+        Self { width: spellings.len(), spellings, cost, ..Self::default() }
     }
 
     pub(super) fn clear(&mut self) {
@@ -122,8 +125,15 @@ impl Rows {
         self.text = text;
         match found.and_then(|at| if too_long { Err(Malformed::LongValue) } else { Ok(at) }) {
             Ok(at) => {
-                let first = u32::try_from(first).unwrap_or(u32::MAX);
-                self.rows.push(Row { at, first, line: span });
+                let start = u32::try_from(first).unwrap_or(u32::MAX);
+                self.rows.push(Row { at, first: start, line: span });
+                let row = self.rows.len() - 1;
+                let cost = self.cost.and_then(|cost| self.value(row, cost));
+                if cost.is_some_and(|cost| parse_cost(cost).is_none()) {
+                    self.rows.pop();
+                    self.spans.truncate(first);
+                    return Err(Malformed::Cost);
+                }
                 Ok(at)
             }
             Err(error) => {
@@ -150,6 +160,11 @@ impl Rows {
         let text = if span.start & ADDED == 0 { &self.text } else { &self.extra };
         Some(&text[place])
     }
+}
+
+/// Parses the cost of a request.
+pub(crate) fn parse_cost(value: &[u8]) -> Option<u64> {
+    std::str::from_utf8(value).ok()?.trim().parse().ok()
 }
 
 impl Values<'_> {
