@@ -1,20 +1,30 @@
 //! One listener with more and more connections, each of which sends one command after the other.
 
-use std::{fs, io, process::Command};
+use std::{fs, io};
 
-use super::GROWTH;
+use super::{GROWTH, column, interleave, load};
 use crate::{
     report::Row,
     row,
     service::{
         generator::run,
-        processes::{PROGRAM, Process, Running, folder, start_pacegate},
+        processes::{Process, Running, folder, start_pacegate},
     },
     speed::ratio,
 };
 
 /// An open-file limit of 20,000 is enough for the largest number.
 const COUNTS: [u32; 3] = [10, 1_000, 10_000];
+
+/// The costs of a slice.
+struct Slice {
+    /// Microseconds per decision.
+    cpu: f64,
+    /// Microseconds.
+    p99: f64,
+    /// Peak of the server until now, in MiB.
+    memory: f64,
+}
 
 pub fn rows(rounds: usize, seconds: f64) -> io::Result<Vec<Row>> {
     eprintln!("connections, {rounds} rounds");
@@ -25,31 +35,17 @@ pub fn rows(rounds: usize, seconds: f64) -> io::Result<Vec<Row>> {
     for count in COUNTS {
         servers.push(start_resp(&format!("connections-{count}"), &config)?);
     }
-    let mut cpu = [const { Vec::new() }; COUNTS.len()];
-    let mut p99 = cpu.clone();
-    let mut memory = cpu.clone();
-    for round in 0..=rounds {
-        for turn in 0..COUNTS.len() {
-            let which = (round + turn) % COUNTS.len();
-            let server = &servers[which].1;
-            let before = server.cpu_nanos()?;
-            let report = run(&mut command(server, COUNTS[which], seconds))?;
-            // The first round is a warm-up.
-            if round > 0 {
-                let nanos = (server.cpu_nanos()? - before) as f64;
-                cpu[which].push(nanos / 1e3 / report.requests);
-                p99[which].push(report.p99);
-                memory[which].push(server.peak_memory()? as f64 / f64::from(1 << 20));
-            }
-        }
-    }
+    let slices: [Vec<Slice>; COUNTS.len()] =
+        interleave(rounds, |which| slice(&servers[which].1, COUNTS[which], seconds))?;
     let mut rows = Vec::new();
-    for (which, count) in COUNTS.iter().enumerate() {
+    for (count, own) in COUNTS.iter().zip(&slices) {
         let (case, name) = ("connections", count.to_string());
-        rows.push(row(case, &name, "server CPU us per decision", cpu[which].clone()));
-        rows.push(ratio(case, &name, GROWTH, &cpu[which], &cpu[0], None));
-        rows.push(row(case, &name, "p99 in us", p99[which].clone()));
-        rows.push(row(case, &name, "peak memory of the server in MiB", memory[which].clone()));
+        let [cpu, smallest] = [own, &slices[0]].map(|slices| column(slices, |slice| slice.cpu));
+        rows.push(row(case, &name, "server CPU us per decision", cpu.clone()));
+        rows.push(ratio(case, &name, GROWTH, &cpu, &smallest, None));
+        rows.push(row(case, &name, "p99 in us", column(own, |slice| slice.p99)));
+        let memory = column(own, |slice| slice.memory);
+        rows.push(row(case, &name, "peak memory of the server in MiB", memory));
     }
     Ok(rows)
 }
@@ -61,11 +57,15 @@ fn start_resp(name: &str, config: &std::path::Path) -> io::Result<(Running, Proc
     Ok((running, resp))
 }
 
-fn command(server: &Process, connections: u32, seconds: f64) -> Command {
-    let mut command = Command::new(PROGRAM);
-    command.args(["bench", &format!("resp://{}", server.address), "--dialect", "throttle"]);
-    command.args(["--limit", "1000000/second", "--keys", "uniform:100000", "--prefix", "k"]);
-    command.args(["-c", &connections.to_string(), "--check", "0", "--warm-up", "0s", "--json"]);
-    command.args(["--duration", &format!("{}ms", (seconds * 1e3) as u64)]);
-    command
+fn slice(server: &Process, connections: u32, seconds: f64) -> io::Result<Slice> {
+    let mut command = load(&format!("resp://{}", server.address), "1000000/second", seconds);
+    command.args(["--dialect", "throttle", "-c", &connections.to_string()]);
+    let before = server.cpu_nanos()?;
+    let report = run(&mut command)?;
+    let nanos = (server.cpu_nanos()? - before) as f64;
+    Ok(Slice {
+        cpu: nanos / 1e3 / report.requests,
+        p99: report.p99,
+        memory: server.peak_memory()? as f64 / f64::from(1 << 20),
+    })
 }

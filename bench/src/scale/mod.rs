@@ -6,7 +6,7 @@
 mod connections;
 mod servers;
 
-use std::{hint::black_box, io};
+use std::{hint::black_box, io, process::Command};
 
 use pacegate::Limiter;
 
@@ -16,6 +16,7 @@ use crate::{
     memory::live_bytes,
     report::Row,
     row,
+    service::processes::PROGRAM,
     speed::{Candidate, HOUR, PLENTY, ratio, slices},
     subjects::limit,
     traffic::{Keys, key},
@@ -80,6 +81,39 @@ fn policies(rounds: usize) -> Vec<Row> {
     let keys = Keys::Uniform(10_000);
     let subjects = sets.iter().map(|set| (set.candidate(&set.count.to_string(), None), &keys));
     measure("policies", &subjects.collect::<Vec<_>>(), rounds)
+}
+
+/// Measures each of `N` sizes once per round, starting with the next one each time. The first round is a warm-up and
+/// not recorded. Returns the slices of each size.
+fn interleave<T, const N: usize>(
+    rounds: usize,
+    mut slice: impl FnMut(usize) -> io::Result<T>,
+) -> io::Result<[Vec<T>; N]> {
+    let mut slices = [const { Vec::new() }; N];
+    for round in 0..=rounds {
+        for turn in 0..N {
+            let which = (round + turn) % N;
+            let taken = slice(which)?;
+            if round > 0 {
+                slices[which].push(taken);
+            }
+        }
+    }
+    Ok(slices)
+}
+
+/// Returns one value of each slice.
+fn column<T>(slices: &[T], value: impl Fn(&T) -> f64) -> Vec<f64> {
+    slices.iter().map(value).collect()
+}
+
+/// Returns the command that loads a server with 100,000 keys for some seconds.
+fn load(url: &str, limit: &str, seconds: f64) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(["bench", url, "--limit", limit, "--keys", "uniform:100000", "--prefix", "k"]);
+    command.args(["--check", "0", "--warm-up", "0s", "--json"]);
+    command.args(["--duration", &format!("{}ms", (seconds * 1e3) as u64)]);
+    command
 }
 
 /// Measures nanoseconds per check with one thread, once per subject and round.

@@ -4,13 +4,13 @@ use std::{fs, io, process::Command, thread};
 
 use pacegate_testkit::servers::{Flavor, Server};
 
-use super::GROWTH;
+use super::{GROWTH, column, interleave, load};
 use crate::{
     report::Row,
     row,
     service::{
         generator::run,
-        processes::{PROGRAM, Process, Running, folder, start_pacegate},
+        processes::{Process, Running, folder, start_pacegate},
     },
     speed::ratio,
 };
@@ -35,32 +35,17 @@ pub fn rows(rounds: usize, seconds: f64) -> io::Result<Vec<Row>> {
         servers.push(start(n, &redis.url())?);
     }
     let servers: Vec<&Process> = servers.iter().map(|(_, process)| process).collect();
-    let mut slices = [const { Vec::new() }; COUNTS.len()];
-    for round in 0..=rounds {
-        for turn in 0..COUNTS.len() {
-            let which = (round + turn) % COUNTS.len();
-            let taken = slice(&servers[..COUNTS[which]], &process, seconds)?;
-            // The first round is a warm-up.
-            if round > 0 {
-                slices[which].push(taken);
-            }
-        }
-    }
+    let slices: [Vec<Slice>; COUNTS.len()] =
+        interleave(rounds, |which| slice(&servers[..COUNTS[which]], &process, seconds))?;
     let mut rows = Vec::new();
     for (count, own) in COUNTS.iter().zip(&slices) {
         let (case, name) = ("servers on one Redis", count.to_string());
-        let column = |of: fn(&Slice) -> f64, slices: &[Slice]| slices.iter().map(of).collect();
-        let redis: [Vec<f64>; 2] =
-            [own, &slices[0]].map(|slices| column(|slice| slice.redis, slices));
-        rows.push(row(case, &name, "Redis CPU us per decision", redis[0].clone()));
-        rows.push(ratio(case, &name, GROWTH, &redis[0], &redis[1], None));
-        rows.push(row(
-            case,
-            &name,
-            "server CPU us per decision",
-            column(|slice| slice.servers, own),
-        ));
-        rows.push(row(case, &name, "p99 in us", column(|slice| slice.p99, own)));
+        let [redis, smallest] = [own, &slices[0]].map(|slices| column(slices, |slice| slice.redis));
+        rows.push(row(case, &name, "Redis CPU us per decision", redis.clone()));
+        rows.push(ratio(case, &name, GROWTH, &redis, &smallest, None));
+        let cpu = column(own, |slice| slice.servers);
+        rows.push(row(case, &name, "server CPU us per decision", cpu));
+        rows.push(row(case, &name, "p99 in us", column(own, |slice| slice.p99)));
     }
     Ok(rows)
 }
@@ -107,10 +92,7 @@ fn slice(servers: &[&Process], redis: &Process, seconds: f64) -> io::Result<Slic
 }
 
 fn command(server: &Process, rate: usize, seconds: f64) -> Command {
-    let mut command = Command::new(PROGRAM);
-    command.args(["bench", &format!("http://{}", server.address), "--attribute", "user"]);
-    command.args(["--limit", "1000000000/day", "--keys", "uniform:100000", "--prefix", "k"]);
-    command.args(["-c", "64", "--rate", &rate.to_string(), "--check", "0", "--warm-up", "0s"]);
-    command.args(["--json", "--duration", &format!("{}ms", (seconds * 1e3) as u64)]);
+    let mut command = load(&format!("http://{}", server.address), "1000000000/day", seconds);
+    command.args(["--attribute", "user", "-c", "64", "--rate", &rate.to_string()]);
     command
 }
