@@ -81,7 +81,8 @@ fn a_thousand_clients_of_three_servers_use_exactly_what_they_settle() {
     for (name, excess) in [("exact", 0), ("over", 20)] {
         let folder = Folder::with_config(&format!(
             "store: {{ url: '{}', deadline: 10s, prefix: '{name}:' }}\n\
-             policies:\n  - {{ name: tokens, per: [user], limit: {AMOUNT}/365d, unsettled: return, max_debt: 100000 }}\n",
+             policies:\n  \
+             - {{ name: tokens, per: [user], limit: {AMOUNT}/365d, unsettled: return, max_debt: 100000 }}\n",
             server.url(),
         ));
         let config = folder.config();

@@ -1,6 +1,6 @@
 //! Reservations. A key on the server shows that a reservation is open. It has the units of each charge and the time at
-//! which they were charged, and expires half a minute after the reservation, so that the units can be returned if it was
-//! not settled.
+//! which they were charged. It expires half a minute after the reservation, so that the units can be returned if they
+//! were not settled.
 //!
 //! In several slots of a cluster, each slot has such a key for its cells, so each is settled once, also if a settlement
 //! that failed is repeated.

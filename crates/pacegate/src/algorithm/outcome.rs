@@ -107,8 +107,8 @@ impl Outcome {
         Duration::from_micros(self.reset_after)
     }
 
-    /// Returns the [debt](crate::Excess::Debt) in units: those that are recorded beyond the capacity. Known if a peek, or
-    /// units that are already spent, were denied; otherwise 0.
+    /// Returns the [debt](crate::Excess::Debt) in units: those that are recorded beyond the capacity. Known if a peek,
+    /// or units that are already spent, were denied; otherwise 0.
     pub fn debt(&self) -> u64 {
         self.debt
     }

@@ -76,7 +76,8 @@ impl Limiter {
     ///
     /// The reservation is open for `ttl`, from a millisecond to seven days: shorter and longer times count as these.
     /// Choose it longer than the work can take. A reservation that is not settled by then ends. Its estimate stays
-    /// charged, unless [`Policy::unsettled`](crate::Policy::unsettled()) says otherwise. An estimate of 0 counts as 1, so that limits bound the number of open reservations too.
+    /// charged, unless [`Policy::unsettled`](crate::Policy::unsettled()) says otherwise. An estimate of 0 counts as 1,
+    /// so that limits bound the number of open reservations too.
     ///
     /// Concurrency limits are left out: [acquire](Self::acquire) a permit for them.
     ///

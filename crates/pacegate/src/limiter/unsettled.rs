@@ -31,13 +31,13 @@ use crate::{
 /// that replace each other on the same state.
 #[derive(Debug, Default)]
 pub(super) struct UnsettledQueue {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// The limiters on this state. The limits of the last one apply.
     limiters: Mutex<Vec<Weak<LazyEvaluator>>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     open: HashMap<u128, StoredReservation, foldhash::fast::RandomState>,
     /// When each reservation ends. Also has some that were settled before.
     due: BinaryHeap<Reverse<(Timestamp, u128)>>,
@@ -219,7 +219,7 @@ impl UnsettledQueue {
     }
 }
 
-impl State {
+impl QueueState {
     fn insert(&mut self, number: u128, reservation: StoredReservation, due: Timestamp) {
         if self.due.len() >= 64 && self.due.len() > 2 * self.open.len() {
             self.due.retain(|Reverse((_, number))| self.open.contains_key(number));
@@ -247,7 +247,7 @@ impl State {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.has_ended {
-            *self.queue.state.lock() = State::default();
+            *self.queue.state.lock() = QueueState::default();
         }
     }
 }

@@ -170,10 +170,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Reply::Ready(Err(StoreError::no_reservations()))
     }
 
-    /// Ends the reservation `id`, whose time to live is over and which was not settled. Returns the units of the charges
-    /// whose [`Charge::unsettled`] is [`Unsettled::Return`] as [`Store::settle`] does with 0 units; the others stay
-    /// charged. The answer is `None` if the reservation is not known any more, or if its time to live is not over by
-    /// the clock of the store; then nothing changes.
+    /// Ends the reservation `id`, whose time to live is over and which was not settled. Returns the units of those
+    /// charges whose [`Charge::unsettled`] is [`Unsettled::Return`], as [`Store::settle`] does with 0 units; the others
+    /// stay charged. The answer is `None` if the reservation is not known any more, or if its time to live is not over
+    /// by the clock of the store; then nothing changes.
     ///
     /// Called by the limiter that made the reservation, a thousandth of the time to live after its end and some
     /// milliseconds. If the store fails, the call is repeated for 20 seconds, so keep the record of a reservation for

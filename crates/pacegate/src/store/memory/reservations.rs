@@ -131,7 +131,7 @@ impl MemoryStore {
         inner.reserved.give_back(reservation.share, 1);
         if reservation.expires <= inner.time.now() {
             self.return_charges(&reservation, current_limit, |charge| {
-                each(charge, charge.limit, None)
+                each(charge, charge.limit, None);
             });
             return false;
         }
