@@ -199,8 +199,9 @@ fn random_command(random: &mut Random) -> Vec<String> {
         "RPUSH k v w",
         "RPOP k",
         "LLEN k",
-        "LINDEX k n",
-        "LSET k n v",
+        // Not `n`: Valkey 8.0 uses only 32 bits of a place in a list.
+        "LINDEX k o",
+        "LSET k o v",
         "LTRIM k n o",
         "LRANGE k n o",
         "ZADD k n v",
