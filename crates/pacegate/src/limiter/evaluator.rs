@@ -252,6 +252,9 @@ impl Evaluator {
 
     /// Returns the index of a policy in the statistics.
     pub(super) fn stats_index(&self, policy: PolicyName) -> usize {
+        if let Some(single) = self.single().filter(|single| single.policy == policy) {
+            return single.stats_index;
+        }
         self.policies.index_of(policy).unwrap_or(self.meter.inline_index())
     }
 
@@ -295,7 +298,19 @@ impl Evaluator {
     pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>, cost: u64) -> Decision {
         let charge = ResolvedCharge::new(limit, key, cost, 0);
         let (outcome, now) = self.current_memory().charge_cell(&self.slot(&charge));
-        // One enforced limit needs no combining: its decision is that of the request.
+        self.record_single(&charge, outcome, now)
+    }
+
+    /// Records a charge to a [single](Self::single) limit. One enforced limit needs no combining: its decision is that
+    /// of the request.
+    #[inline]
+    pub(super) fn record_single(
+        &self,
+        charge: &ResolvedCharge<'_>,
+        outcome: Outcome,
+        now: u64,
+    ) -> Decision {
+        let ResolvedCharge { limit, key, cost, .. } = *charge;
         let decision = decide(limit, outcome, false);
         if cost > 0 {
             let event = if decision.allowed { Event::Allowed } else { Event::Denied };

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{
     evaluator::{Evaluation, Evaluator},
     reservation_id::Place,
-    resolve::{Resolved, ResolvedCharge},
+    resolve::{BoundLimit, Resolved, ResolvedCharge},
 };
 use crate::{
     Excess, Limit, Outcomes,
@@ -38,13 +38,11 @@ impl Evaluator {
                 return Ok::<_, Infallible>(self.memory.charge_all(slots));
             }
             place = Place::Process;
+            let charges: SmallVec<[&ResolvedCharge<'_>; 4]> = counted(resolved).collect();
             let origin = |place: usize| {
-                let none = ChargeOrigin::default();
-                counted(resolved).nth(place).map_or(none, |charge| ChargeOrigin {
-                    recorded: Some((charge.limit.policy, charge.limit.counter)),
-                    unsettled: charge.limit.unsettled,
-                    ..ChargeOrigin::default()
-                })
+                let BoundLimit { policy, counter, unsettled, .. } = *charges[place].limit;
+                let (follows_policy, is_recorded, key) = (false, true, None);
+                ChargeOrigin { policy, counter, follows_policy, is_recorded, key, unsettled }
             };
             let reserved = self.current_memory().reserve_slots(slots, origin, reservation);
             Ok(reserved.unwrap_or_else(|_| self.memory.charge_all(slots)))

@@ -14,7 +14,7 @@ use super::{
     shared::complete,
 };
 use crate::{
-    Charge, ChargeBuf, Counter, Decision, Denied, Excess, Key, KeyRef, Limit, Outcomes, PolicyName,
+    Charge, ChargeBuf, Counter, Decision, Denied, Key, KeyRef, Limit, Outcomes, PolicyName,
     Request, SettledCharge, StoreError,
     algorithm::Outcome,
     store::memory::{
@@ -109,10 +109,15 @@ impl Limiter {
         estimate: u64,
         ttl: Duration,
     ) -> Result<Reserved, CheckError> {
-        let reserve = |charges: ResolvedCharges<'_>| {
-            self.reserve_resolved(&Resolved::new(reservable(charges)?, false)?, ttl)
-        };
-        key.with(|key| self.evaluator().with_key(key, estimate, 0, reserve))
+        let evaluator = self.evaluator();
+        key.with(|key| {
+            if let Some(limit) = evaluator.single().filter(|limit| limit.is_reservable()) {
+                return self.reserve_single(limit, key, estimate, ttl);
+            }
+            evaluator.with_key(key, estimate, 0, |charges| {
+                self.reserve_resolved(&Resolved::new(reservable(charges)?, false)?, ttl)
+            })
+        })
     }
 
     /// Charges the cost of a request, as an estimate, to all policies that apply to it, all or nothing. See
@@ -125,6 +130,23 @@ impl Limiter {
         let plan = self.evaluator().policies.plan(request);
         let charges = self.evaluator().charges_of(&plan, request.units(), 0);
         self.reserve_resolved(&Resolved::new(reservable(charges)?, false)?, ttl)
+    }
+
+    /// [`Limiter::reserve`] for the only limit. Builds no lists of charges.
+    fn reserve_single(
+        &self,
+        limit: &BoundLimit,
+        key: KeyRef<'_>,
+        estimate: u64,
+        ttl: Duration,
+    ) -> Result<Reserved, CheckError> {
+        let charge = ResolvedCharge::new(limit, key, estimate, 0).reserved();
+        charge.check_cost()?;
+        let id = ReservationId { number: new_permit_id(), place: Place::Process };
+        let reservation = (id.number, ttl.clamp(TTL.0, TTL.1));
+        let decision = self.evaluator().reserve_single(&charge, reservation)?;
+        let reservation = decision.is_allowed().then(|| Reservation(self.shared.reservation(id)));
+        Ok(Reserved { decision, reservation })
     }
 
     fn reserve_resolved(
@@ -446,19 +468,32 @@ impl Evaluator {
     ) -> Result<Evaluation, StoreError> {
         let sent = resolved.sent();
         let slots: SmallVec<[Slot<'_>; 4]> = sent.iter().map(|charge| self.slot(charge)).collect();
-        let origin = |place: usize| {
-            let ResolvedCharge { limit, key, .. } = &sent[place];
-            let watch = self.thresholds.as_ref();
-            let is_watched = watch.is_some_and(|watch| watch.has_thresholds(limit.stats_index));
-            let key = is_watched.then(|| Box::new(key.to_buf()));
-            let (counter, unsettled) = (Some((limit.policy, limit.counter)), limit.unsettled);
-            ChargeOrigin { counter, recorded: counter, key, unsettled }
-        };
+        let origin = |place: usize| self.origin_of(&sent[place]);
         let (outcomes, now) = match sent {
             [] => (Outcomes::default(), self.memory.now()),
             _ => self.current_memory().reserve_slots(&slots, origin, reservation)?,
         };
         Ok(self.conclude(resolved, outcomes, now, false))
+    }
+
+    /// Reserves in memory under a [single](Self::single) limit, and records the decision.
+    #[inline]
+    fn reserve_single(
+        &self,
+        charge: &ResolvedCharge<'_>,
+        reservation: (u128, Duration),
+    ) -> Result<Decision, StoreError> {
+        let (memory, slot) = (self.current_memory(), self.slot(charge));
+        let (outcome, now) = memory.reserve_slot(&slot, || self.origin_of(charge), reservation)?;
+        Ok(self.record_single(charge, outcome, now))
+    }
+
+    fn origin_of(&self, charge: &ResolvedCharge<'_>) -> ChargeOrigin {
+        let BoundLimit { policy, counter, unsettled, stats_index, .. } = *charge.limit;
+        let watch = self.thresholds.as_ref();
+        let is_watched = watch.is_some_and(|watch| watch.has_thresholds(stats_index));
+        let key = is_watched.then(|| Box::new(charge.key.to_buf()));
+        ChargeOrigin { policy, counter, follows_policy: true, is_recorded: true, key, unsettled }
     }
 
     /// Settles a reservation in memory. Returns `false` if it was not open.
@@ -468,10 +503,8 @@ impl Evaluator {
         let each = |reserved: &ReservedCharge, limit: Limit, beyond: Option<(Outcome, u64)>| {
             self.notify(Some(reserved.id));
             units.count_reserved(reserved, actual);
-            let ChargeOrigin { counter, key, .. } = &reserved.origin;
-            if let (Some((policy, counter)), Some(key), Some((outcome, now))) =
-                (counter, key, beyond)
-            {
+            let ChargeOrigin { policy, counter, key, .. } = &reserved.origin;
+            if let (Some(key), Some((outcome, now))) = (key, beyond) {
                 let charge = Charge::new(*policy, (**key).as_ref(), limit).counter(*counter);
                 let charge = charge.cost(actual.saturating_sub(reserved.units));
                 let limit = self.bind_one(&charge);
@@ -483,10 +516,9 @@ impl Evaluator {
 
     /// Returns the limit that applies to a charge in memory now, and its maximum debt.
     pub(super) fn current_limit_of(&self, reserved: &ReservedCharge) -> (Limit, u64) {
-        let counter = reserved.origin.counter;
-        let current = counter
-            .and_then(|(policy, counter)| self.current_limit(policy, counter, reserved.limit));
-        current.unwrap_or_else(|| reserved.unchanged_limit())
+        let ChargeOrigin { policy, counter, follows_policy, .. } = reserved.origin;
+        let current = || self.current_limit(policy, counter, reserved.limit);
+        follows_policy.then(current).flatten().unwrap_or_else(|| reserved.unchanged_limit())
     }
 
     /// Returns the limit that replaced `limit` on a counter, and its maximum debt. `None` if no policy has the counter.
@@ -499,6 +531,12 @@ impl Evaluator {
         if counter == Counter::Limit {
             return Some((limit, limit.capacity()));
         }
+        if let Some(single) = self.single()
+            && (single.policy, single.counter) == (policy, counter)
+            && single.limit.counts_like(&limit)
+        {
+            return Some((single.limit, single.max_debt));
+        }
         let charge = Charge::new(policy, KeyRef::new(b""), limit).counter(counter);
         let place = self.policies.index_of(policy)?;
         let limit = self.policies.limit_entries()[self.policies.entry_of(place, &charge)?].limit;
@@ -506,13 +544,10 @@ impl Evaluator {
     }
 }
 
-/// Removes the charges that a reservation does not apply to: those of concurrency limits. The others never exceed their
-/// limit. Each charges at least one unit: an open reservation that takes none would be bounded by no limit.
+/// Removes the charges that a reservation does not apply to: those of concurrency limits.
 pub(super) fn reservable(charges: ResolvedCharges<'_>) -> Result<ResolvedCharges<'_>, StoreError> {
     let charges = charges.into_iter().filter(|charge| !charge.limit.has_permits());
-    let charges: ResolvedCharges<'_> = charges
-        .map(|charge| ResolvedCharge { excess: Excess::Reject, cost: charge.cost.max(1), ..charge })
-        .collect();
+    let charges: ResolvedCharges<'_> = charges.map(ResolvedCharge::reserved).collect();
     match charges.iter().find(|charge| charge.limit.limit.algorithm().id().is_none()) {
         Some(charge) => Err(StoreError::Unsupported(format!(
             "`{}` takes no reservations: use one of the built-in algorithms",

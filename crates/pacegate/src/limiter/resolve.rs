@@ -79,6 +79,12 @@ impl BoundLimit {
     pub(super) fn has_permits(&self) -> bool {
         self.limit.algorithm() == Algorithm::Concurrency
     }
+
+    /// Returns `true` if units can be reserved.
+    #[inline]
+    pub(super) fn is_reservable(&self) -> bool {
+        !self.has_permits() && self.limit.algorithm().id().is_some()
+    }
 }
 
 /// Marks the units of charges as already spent. Concurrency limits do not apply to such units.
@@ -132,6 +138,13 @@ impl<'a> ResolvedCharge<'a> {
     pub(super) fn spent(self) -> Option<Self> {
         let excess = Excess::Debt { max: self.limit.max_debt }.under(&self.limit.limit);
         (!self.limit.has_permits()).then_some(Self { excess, ..self })
+    }
+
+    /// Makes this the charge of a reservation. It never exceeds the limit, and charges at least one unit: an open
+    /// reservation that takes none would be bounded by no limit.
+    #[inline]
+    pub(super) fn reserved(self) -> Self {
+        Self { excess: Excess::Reject, cost: self.cost.max(1), ..self }
     }
 
     /// Returns an error if the cost can never be admitted, nor recorded.

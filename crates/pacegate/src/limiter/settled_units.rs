@@ -3,7 +3,10 @@
 use smallvec::SmallVec;
 
 use super::evaluator::Evaluator;
-use crate::{Counter, Limit, PolicyName, store::memory::reservations::ReservedCharge};
+use crate::{
+    Counter, Limit, PolicyName,
+    store::memory::reservations::{ChargeOrigin, ReservedCharge},
+};
 
 /// Counts the units of reservations, once for each policy and key: all limits of a policy have the same units.
 pub(super) struct SettledUnits<'a> {
@@ -37,8 +40,9 @@ impl<'a> SettledUnits<'a> {
 
     /// Counts a charge in memory.
     pub(super) fn count_reserved(&mut self, reserved: &ReservedCharge, actual: u64) {
-        if let Some(counter) = reserved.origin.recorded {
-            self.count(counter, &reserved.limit, reserved.units, actual);
+        let ChargeOrigin { policy, counter, is_recorded, .. } = reserved.origin;
+        if is_recorded {
+            self.count((policy, counter), &reserved.limit, reserved.units, actual);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{
     future::poll_fn,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::{Poll, Waker},
     time::Duration,
@@ -27,6 +27,8 @@ struct Shared {
     max_waiters: usize,
     /// Keys without waiters are not in here.
     queues: Mutex<HashMap<Identity, Queue>>,
+    /// The number of queues. If it is 0, a notification need not take the lock.
+    count: AtomicUsize,
     /// Numbers of notifications, also of keys without a queue: a caller that is about to join one must not miss them.
     /// Each number covers a part of all keys, so a notification may cause a spurious attempt for another key. It is
     /// counted before the lock is taken to wake the first caller, which compares the number under the lock before it
@@ -81,8 +83,9 @@ impl WaitQueue {
     pub(super) const DEFAULT_MAX_WAITERS: usize = 1_000;
 
     pub(super) fn new(max_waiters: usize) -> Self {
-        let (queues, notifications) = (Mutex::default(), OnceLock::new());
-        Self { shared: Arc::new(Shared { max_waiters, queues, notifications }) }
+        let (queues, count, notifications) =
+            (Mutex::default(), AtomicUsize::new(0), OnceLock::new());
+        Self { shared: Arc::new(Shared { max_waiters, queues, count, notifications }) }
     }
 
     /// Returns `true` if no caller waits for `key`.
@@ -93,6 +96,10 @@ impl WaitQueue {
     /// Wakes the first caller that waits for `key`, or is about to: units were returned.
     pub(super) fn notify(&self, key: Identity) {
         self.shared.notifications(key).fetch_add(1, Ordering::SeqCst);
+        // A caller that joins a queue after this compares the number of notifications before it waits.
+        if self.shared.count.load(Ordering::SeqCst) == 0 {
+            return;
+        }
         let mut queues = self.shared.queues.lock();
         let Some(queue) = queues.get_mut(&key) else { return };
         let first = queue.take_first();
@@ -130,8 +137,10 @@ impl WaitQueue {
         let number = queue.next_number;
         queue.next_number += 1;
         queue.waiters.push_back(Waiter { number, cost, waker: None });
+        let expected = queue.expected;
+        self.shared.count.store(queues.len(), Ordering::SeqCst);
         let ticket = Ticket { shared: self.shared.clone(), key, number };
-        Ok(Entered { ticket, ahead, expected: queue.expected })
+        Ok(Entered { ticket, ahead, expected })
     }
 }
 
@@ -208,6 +217,7 @@ impl Drop for Ticket {
         let next = queue.waiters.front_mut().and_then(|first| first.waker.take());
         if queue.waiters.is_empty() {
             queues.remove(&self.key);
+            self.shared.count.store(queues.len(), Ordering::SeqCst);
         }
         drop(queues);
         if let Some(waker) = next {

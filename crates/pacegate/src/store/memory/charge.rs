@@ -32,6 +32,24 @@ pub(super) struct ChargedState {
     pub(super) mark: Option<ReturnMark>,
 }
 
+impl ChargedState {
+    fn at(now: u64) -> Self {
+        Self { state: State::new(Timestamp::from_micros(now), 0, 0), mark: None }
+    }
+}
+
+impl Table {
+    /// Returns the state of a key just after a charge.
+    #[inline]
+    fn charged(&mut self, slot: &Slot<'_>, outcome: &Outcome, now: u64) -> ChargedState {
+        let Some(place) = self.find(slot.id) else { return ChargedState::at(now) };
+        let is_taken = outcome.is_admitted() && slot.cost > 0;
+        let is_marked = is_taken && slot.limit.algorithm() == Algorithm::TokenBucket;
+        let mark = is_marked.then(|| self.mark_returns(slot.id));
+        ChargedState { state: self.state(place), mark }
+    }
+}
+
 /// A charge whose key has been hashed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot<'a> {
@@ -213,19 +231,6 @@ impl MemoryStore {
     /// after that.
     pub(super) fn charge_and_read(&self, slots: &[Slot<'_>]) -> (Outcomes, ChargedStates, u64) {
         let inner = self.shards();
-        if let [slot] = slots
-            && !slot.limit.algorithm().keeps_log()
-        {
-            let read = inner.time.now();
-            let mut table = inner.cells_of(slot.id).lock();
-            let now = table.shard_clock.advance(&inner.time, read);
-            let sweep = table.shard_clock.sweep_is_due();
-            let outcome = inner.charge_alone(&mut table, slot, now);
-            let charged = Shard::Cells(table).charged(slot, &outcome, now);
-            inner.sweep_times(sweep.into());
-            let charged = ChargedStates::from_iter([charged]);
-            return (Outcomes::from_iter([outcome]), charged, now);
-        }
         let mut locked = inner.lock_all(slots);
         let (now, sweep) = locked.start_decision(inner);
         let outcomes = inner.charge_locked(&mut locked, slots, now);
@@ -236,6 +241,23 @@ impl MemoryStore {
         drop(locked);
         inner.sweep_times(sweep);
         (outcomes, charged, now)
+    }
+
+    /// [`MemoryStore::charge_and_read`] for one slot with a fixed-size state.
+    #[inline]
+    pub(super) fn charge_and_read_cell(&self, slot: &Slot<'_>) -> (Outcome, ChargedState, u64) {
+        let inner = self.shards();
+        let read = inner.time.now();
+        let mut table = inner.cells_of(slot.id).lock();
+        let now = table.shard_clock.advance(&inner.time, read);
+        let sweep = table.shard_clock.sweep_is_due();
+        let outcome = inner.charge_alone(&mut table, slot, now);
+        let charged = table.charged(slot, &outcome, now);
+        drop(table);
+        if sweep {
+            inner.sweep();
+        }
+        (outcome, charged, now)
     }
 }
 
@@ -483,18 +505,10 @@ impl<'a> Locked<'a> {
 impl Shard<'_> {
     /// Returns the state of a key that was charged.
     fn charged(&mut self, slot: &Slot<'_>, outcome: &Outcome, now: u64) -> ChargedState {
-        let mut charged =
-            ChargedState { state: State::new(Timestamp::from_micros(now), 0, 0), mark: None };
-        if let Self::Cells(table) = self
-            && let Some(place) = table.find(slot.id)
-        {
-            charged.state = table.state(place);
-            let is_taken = outcome.is_admitted() && slot.cost > 0;
-            if is_taken && slot.limit.algorithm() == Algorithm::TokenBucket {
-                charged.mark = Some(table.mark_returns(slot.id));
-            }
+        match self {
+            Self::Cells(table) => table.charged(slot, outcome, now),
+            Self::Logs(_) => ChargedState::at(now),
         }
-        charged
     }
 
     fn shard_clock(&mut self) -> &mut ShardClock {

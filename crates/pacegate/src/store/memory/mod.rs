@@ -497,8 +497,8 @@ impl Store for MemoryStore {
         let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
         let origin = |place: usize| {
             let Charge { policy, counter, unsettled, .. } = charges[place];
-            let counter = Some((policy, counter));
-            ChargeOrigin { counter, recorded: None, key: None, unsettled }
+            let (follows_policy, is_recorded, key) = (true, false, None);
+            ChargeOrigin { policy, counter, follows_policy, is_recorded, key, unsettled }
         };
         let reserved = self.reserve_slots(&slots, origin, (id, ttl));
         Reply::Ready(reserved.map(|(outcomes, _)| outcomes))

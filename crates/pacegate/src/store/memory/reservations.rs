@@ -58,12 +58,14 @@ pub(crate) struct ReservedCharge {
 }
 
 /// The origin of a reserved charge.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct ChargeOrigin {
-    /// The policy and its counter, to find the current limit. `None`: the limit never changes.
-    pub(crate) counter: Option<(PolicyName, Counter)>,
-    /// The policy and its counter, for the statistics. `None`: they are not counted.
-    pub(crate) recorded: Option<(PolicyName, Counter)>,
+    pub(crate) policy: PolicyName,
+    pub(crate) counter: Counter,
+    /// `true` if the limit applies that the policy has when the reservation ends. Otherwise the limit never changes.
+    pub(crate) follows_policy: bool,
+    /// `true` if the statistics count the units.
+    pub(crate) is_recorded: bool,
     /// The key, if threshold events may need it.
     pub(crate) key: Option<Box<KeyBuf>>,
     /// The treatment of the units if the reservation is not settled.
@@ -83,36 +85,55 @@ impl MemoryStore {
         origin: impl Fn(usize) -> ChargeOrigin,
         (id, ttl): (u128, Duration),
     ) -> Result<(Outcomes, u64), StoreError> {
+        if let [slot] = slots
+            && slot.enforced
+            && !slot.limit.algorithm().keeps_log()
+        {
+            let (outcome, now) = self.reserve_slot(slot, || origin(0), (id, ttl))?;
+            return Ok((Outcomes::from_iter([outcome]), now));
+        }
         let inner = self.shards();
         let share = slots.first().map_or(Share::INLINE, Slot::share);
-        if !inner.room_for_reservation(share) {
-            let problem =
-                "too many open reservations: settle them, shorten their ttl, or raise max_keys";
-            return Err(StoreError::Unavailable(problem.to_owned()));
-        }
+        inner.take_room(share)?;
         let (outcomes, states, now) = self.charge_and_read(slots);
         let fits =
             slots.iter().zip(&*outcomes).all(|(slot, it)| it.is_admitted() || !slot.enforced);
         let pairs = slots.iter().zip(&*outcomes).zip(states).enumerate();
         let taken = pairs.filter(|(_, ((_, outcome), _))| fits && outcome.is_admitted());
-        let charges = taken.map(|(place, ((slot, outcome), state))| {
-            let charged = (outcome.origin != Origin::Overflow).then_some(state);
-            let (origin, units) = (origin(place), slot.cost);
-            let Slot { scope: &scope, id, limit: &limit, .. } = *slot;
-            ReservedCharge { scope, id, limit, origin, units, charged }
-        });
-        let expires = now.saturating_add(algorithm::micros(ttl));
-        let reservation = OpenReservation { expires, share, charges: charges.collect() };
-        if reservation.charges.is_empty() {
+        let charges: SmallVec<[ReservedCharge; 1]> = taken
+            .map(|(place, ((slot, outcome), state))| {
+                ReservedCharge::new(slot, outcome, state, origin(place))
+            })
+            .collect();
+        if charges.is_empty() {
             inner.reserved.give_back(share, 1);
         } else {
-            let is_returned = reservation.is_returned();
-            inner.reservations_of(id).lock().insert(id, reservation, now, &inner.reserved);
-            if is_returned {
-                inner.next_return.fetch_min(expires, Ordering::Relaxed);
-            }
+            let expires = now.saturating_add(algorithm::micros(ttl));
+            inner.open_reservation(id, OpenReservation { expires, share, charges }, now);
         }
         Ok((outcomes, now))
+    }
+
+    /// [`MemoryStore::reserve_slots`] for one enforced slot with a fixed-size state.
+    #[inline]
+    pub(crate) fn reserve_slot(
+        &self,
+        slot: &Slot<'_>,
+        origin: impl FnOnce() -> ChargeOrigin,
+        (id, ttl): (u128, Duration),
+    ) -> Result<(Outcome, u64), StoreError> {
+        let (inner, share) = (self.shards(), slot.share());
+        inner.take_room(share)?;
+        let (outcome, state, now) = self.charge_and_read_cell(slot);
+        if outcome.is_admitted() {
+            let expires = now.saturating_add(algorithm::micros(ttl));
+            let charge = ReservedCharge::new(slot, &outcome, state, origin());
+            let charges = SmallVec::from_buf([charge]);
+            inner.open_reservation(id, OpenReservation { expires, share, charges }, now);
+        } else {
+            inner.reserved.give_back(share, 1);
+        }
+        Ok((outcome, now))
     }
 
     /// Ends reservation `id`: returns the units that were not used, or records those beyond the reserved ones as debt,
@@ -254,6 +275,13 @@ impl OpenReservation {
 }
 
 impl ReservedCharge {
+    #[inline]
+    fn new(slot: &Slot<'_>, outcome: &Outcome, state: ChargedState, origin: ChargeOrigin) -> Self {
+        let Slot { scope: &scope, id, limit: &limit, cost: units, .. } = *slot;
+        let charged = (outcome.origin != Origin::Overflow).then_some(state);
+        Self { scope, id, limit, origin, units, charged }
+    }
+
     fn is_returned(&self) -> bool {
         self.origin.unsettled == Unsettled::Return
     }
@@ -267,8 +295,22 @@ impl ReservedCharge {
 impl Shards {
     /// Takes room for a reservation, which is that of a share as for keys.
     #[inline]
-    fn room_for_reservation(&self, share: Share) -> bool {
-        self.reserved.take(share, 1) || self.expire_reservations(share)
+    fn take_room(&self, share: Share) -> Result<(), StoreError> {
+        if self.reserved.take(share, 1) || self.expire_reservations(share) {
+            return Ok(());
+        }
+        let problem =
+            "too many open reservations: settle them, shorten their ttl, or raise max_keys";
+        Err(StoreError::Unavailable(problem.to_owned()))
+    }
+
+    #[inline]
+    fn open_reservation(&self, id: u128, reservation: OpenReservation, now: u64) {
+        let returned = reservation.is_returned().then_some(reservation.expires);
+        self.reservations_of(id).lock().insert(id, reservation, now, &self.reserved);
+        if let Some(expires) = returned {
+            self.next_return.fetch_min(expires, Ordering::Relaxed);
+        }
     }
 
     /// Removes all expired reservations, and takes room again.

@@ -119,9 +119,8 @@ impl Room {
         let own = &self.uses[share.index()];
         let mut before = self.load(share);
         loop {
-            let used = before.used();
-            let taken = |used| self.taken_by(used, before.shares());
-            let more = taken(used + count) - taken(used);
+            let (used, guaranteed) = (before.used(), self.guaranteed(before.shares()));
+            let more = (used + count).max(guaranteed) - used.max(guaranteed);
             if !self.grow(more) {
                 return false;
             }
@@ -149,8 +148,8 @@ impl Room {
         }
         let own = &self.uses[share.index()];
         let before = Uses(own.fetch_sub(count as u64, Ordering::AcqRel));
-        let taken = |used| self.taken_by(used, before.shares());
-        self.shrink(taken(before.used()), taken(before.used() - count as u64));
+        let (used, guaranteed) = (before.used(), self.guaranteed(before.shares()));
+        self.shrink(used.max(guaranteed), (used - count as u64).max(guaranteed));
     }
 
     /// Returns a collector for room of several shares, which is returned when it is dropped.
