@@ -56,6 +56,31 @@ pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Out
     Outcome::taken(free - cost, next.reset_after(limit, now))
 }
 
+/// Decides a cost above 0 as [`step`] does, if the state is of the current window and has no debt. The caller ensures
+/// that `now` is not before the start in `state`.
+#[inline(always)]
+pub(super) fn step_in_window(
+    limit: &Limit,
+    state: &mut State,
+    now: u64,
+    cost: u64,
+) -> Option<Outcome> {
+    // 0 for a calendar period.
+    let period = limit.packed_period().fixed_micros();
+    let passed = now - state.at().as_micros();
+    let used = state.payload() as u64;
+    if passed >= period || used & DEBT != 0 {
+        return None;
+    }
+    let (free, left) = (limit.amount().saturating_sub(used), period - passed);
+    if cost > free {
+        return (limit.amount() > 0).then(|| Outcome::refused(free, left, left));
+    }
+    // The window stays the same, and so does the rest of the state.
+    state.add_to_payload(cost);
+    Some(Outcome::taken(free - cost, left))
+}
+
 /// Returns the state with up to `cost` fewer used units. Units of earlier windows are not refunded, except debt.
 pub(crate) fn refund(limit: &Limit, state: State, now: u64, cost: u64) -> State {
     let window = Window::at(limit, state, now);

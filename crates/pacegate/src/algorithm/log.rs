@@ -28,7 +28,7 @@ impl Log {
     /// are then [taken](Self::take).
     pub(crate) fn evaluate(&self, limit: &Limit, now: u64, cost: u64) -> Outcome {
         if limit.amount() == 0 {
-            return Outcome::NOTHING;
+            return Outcome::nothing();
         }
         let used: u64 = self.live(limit, now).map(|entry| entry.cost).sum();
         let free = limit.amount().saturating_sub(used);

@@ -141,27 +141,50 @@ impl Limit {
 #[inline]
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     if limit.amount() == 0 {
-        return Outcome::NOTHING;
+        return Outcome::nothing();
     }
     if state.at().as_micros() > now {
         rebase(limit, state, now);
     }
     let outcome = dispatch!(limit, step(limit, state, now, cost));
     if cost == 0 && !outcome.is_admitted() {
-        with_debt(limit, *state, now, outcome)
-    } else {
-        outcome
+        return Outcome { debt: debt(limit, *state, now), ..outcome };
+    }
+    outcome
+}
+
+/// Decides the most frequent cases of [`charge`] in the same way: a cost above 0 in the current window, or of a bucket,
+/// whose excess is rejected. Otherwise changes nothing, and returns `None`.
+///
+/// Short enough to be inlined, so that the outcome stays in registers.
+#[inline(always)]
+pub(crate) fn step_often(
+    limit: &Limit,
+    state: &mut State,
+    now: u64,
+    cost: u64,
+    excess: Excess,
+) -> Option<Outcome> {
+    if cost == 0 || excess.is_recorded() || state.at().as_micros() > now {
+        return None;
+    }
+    match limit.algorithm() {
+        Algorithm::FixedWindow => fixed_window::step_in_window(limit, state, now, cost),
+        Algorithm::TokenBucket if limit.amount() > 0 => {
+            Some(token_bucket::step(limit, state, now, cost))
+        }
+        _ => None,
     }
 }
 
-/// Adds the debt of a state to the denial of a peek. Excess that a fixed window only counted is no debt.
+/// Returns the debt of a state. Excess that a fixed window only counted is no debt.
 #[cold]
-fn with_debt(limit: &Limit, state: State, now: u64, outcome: Outcome) -> Outcome {
+fn debt(limit: &Limit, state: State, now: u64) -> u64 {
     if matches!(limit.algorithm(), Algorithm::Custom(_)) {
-        return outcome;
+        return 0;
     }
     let used = dispatch!(limit, used(limit, state, now, Excess::Debt { max: 0 }));
-    outcome.with_debt(used.saturating_sub(limit.capacity()))
+    used.saturating_sub(limit.capacity())
 }
 
 /// After the clock has stepped back, moves a state back to the latest valid instant. Keeps the used units.
@@ -302,6 +325,31 @@ pub(super) mod tests {
             let mut after = state;
             let too_much = limit.step(&mut after, Timestamp::from_micros(now), limit.capacity() + 1);
             prop_assert_eq!((after, too_much.retry_after), (state, NEVER));
+        }
+
+        /// The short way decides as the other one does, or not at all.
+        #[test]
+        fn frequent_cases_are_decided_alike(
+            limit in limits(),
+            excess in prop_oneof![Just(Excess::Reject), Just(Excess::Count), Just(Excess::Debt { max: 1_000 })],
+            later in prop_oneof![0..3_u64, 0..10_000_000_u64],
+            back in prop_oneof![4 => Just(0_u64), 1 => 1..5_000_u64],
+            shares in (0..=5_u64, 0..=4_u64),
+        ) {
+            let units = |share| (u128::from(limit.capacity()) * u128::from(share) / 4) as u64;
+            let (mut state, at) = (State::EMPTY, 1_767_000_000_000_000);
+            let before = if excess.under(&limit) == Excess::Reject { shares.0.min(4) } else { shares.0 };
+            charge(&limit, &mut state, at, units(before), excess.under(&limit));
+            let (now, cost) = (at + later - back, units(shares.1));
+            let (mut one, mut other) = (state, state);
+            match step_often(&limit, &mut one, now, cost, excess.under(&limit)) {
+                Some(outcome) => {
+                    let charged = charge(&limit, &mut other, now, cost, excess.under(&limit));
+                    prop_assert_eq!(outcome, charged.0);
+                    prop_assert_eq!(one, other);
+                }
+                None => prop_assert_eq!(one, state),
+            }
         }
 
         /// A state from the future counts in full, but no longer than if it were from now.

@@ -143,8 +143,12 @@ impl Outcome {
         Self { origin, ..self }
     }
 
-    /// The outcome of any cost with an amount of 0.
-    pub(super) const NOTHING: Self = Self::refused(0, NEVER, 0);
+    /// Returns the outcome of any cost with an amount of 0.
+    // Not a constant: that would be copied from memory, and all other outcomes of the function with it.
+    #[inline]
+    pub(super) const fn nothing() -> Self {
+        Self::refused(0, NEVER, 0)
+    }
 
     /// Creates an admission. `reset_after` is in microseconds.
     #[inline]

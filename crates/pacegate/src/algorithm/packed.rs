@@ -116,7 +116,7 @@ mod tests {
                 _: Timestamp,
                 _: u64,
             ) -> super::super::Outcome {
-                super::super::Outcome::NOTHING
+                super::super::Outcome::nothing()
             }
         }
 

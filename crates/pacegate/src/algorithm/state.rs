@@ -57,6 +57,12 @@ impl State {
         Self { high: at.as_micros() << low_bits | kept, low: self.low }
     }
 
+    /// Adds to the payload, whose 64 low bits must not overflow.
+    #[inline]
+    pub(super) fn add_to_payload(&mut self, more: u64) {
+        self.low += more;
+    }
+
     /// Returns the instant of the state.
     #[inline]
     pub fn at(self) -> Timestamp {

@@ -8,6 +8,7 @@ use super::{Excess, Outcome, ReturnedTokens, State};
 use crate::{Limit, clock::Timestamp};
 
 /// Decides `cost` at `now`: admits it if the debt including the cost is at most the burst.
+#[inline]
 pub(crate) fn step(limit: &Limit, state: &mut State, now: u64, cost: u64) -> Outcome {
     let debt = debt_at(limit, *state, now);
     let token = u128::from(limit.period_micros());

@@ -47,6 +47,7 @@ impl Limit {
     }
 
     /// Returns a length in microseconds that no window of the limit exceeds.
+    #[inline]
     pub fn max_window_micros(&self) -> u64 {
         self.packed_period().max_micros()
     }

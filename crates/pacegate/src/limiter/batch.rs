@@ -109,7 +109,7 @@ impl Evaluator {
         let tally = self.meter.tally();
         self.current_memory().charge_each(&ids, slot, |place, outcome, now| {
             let (limit, cost, _) = batch.charge(place);
-            let decision = decide(limit, outcome, false);
+            let decision = decide(limit, *outcome, false);
             let event = if decision.allowed { Event::Allowed } else { Event::Denied };
             if cost > 0
                 && let Some(weight) = tally.add_cost(limit.stats_index, event, cost, now)

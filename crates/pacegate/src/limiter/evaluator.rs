@@ -18,11 +18,11 @@ use crate::{
     Request, Stats, StoreError,
     algorithm::Outcome,
     policy::{LimitEntry, PolicyMatch, PolicySet},
-    stats::{Event, Meter},
+    stats::{Counters, Event, Meter},
     store::{
         Update,
         memory::{
-            FEW, Slot,
+            FEW, LockedCell, Slot,
             identity::{Identity, KeyHash},
         },
     },
@@ -294,27 +294,40 @@ impl Evaluator {
     }
 
     /// [`Evaluator::check`] for the only limit, if it is a [single](Self::single) one.
-    #[inline]
+    ///
+    /// Everything that it calls in the most frequent case is always inlined, so that numbers stay in registers: copies of
+    /// outcomes and charges in memory would take half as long again.
+    #[inline(always)]
     pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>, cost: u64) -> Decision {
-        let charge = ResolvedCharge::new(limit, key, cost, 0);
-        let (outcome, now) = self.current_memory().charge_cell(&self.slot(&charge));
-        self.record_single(&charge, outcome, now)
+        // Found before the shard is locked, so that the CPU can overlap both.
+        let counters = self.meter.tally();
+        let hash = self.memory.hash(key);
+        let memory = self.current_memory();
+        let id = hash.in_scope(&limit.scope);
+        let (outcome, now) = match memory.charge_often(id, &limit.limit, cost, limit.excess) {
+            Ok(charged) => charged,
+            Err(locked) => charge_locked(locked, limit, key, cost, hash),
+        };
+        self.record_single(counters, limit, (key, cost), outcome, now)
     }
 
     /// Records a charge to a [single](Self::single) limit. One enforced limit needs no combining: its decision is that
     /// of the request.
-    #[inline]
+    #[inline(always)]
     pub(super) fn record_single(
         &self,
-        charge: &ResolvedCharge<'_>,
+        counters: &Counters,
+        limit: &BoundLimit,
+        (key, cost): (KeyRef<'_>, u64),
         outcome: Outcome,
         now: u64,
     ) -> Decision {
-        let ResolvedCharge { limit, key, cost, .. } = *charge;
         let decision = decide(limit, outcome, false);
-        if cost > 0 {
-            let event = if decision.allowed { Event::Allowed } else { Event::Denied };
-            self.meter.count_cost(limit.stats_index, event, cost, key, now);
+        let event = if decision.allowed { Event::Allowed } else { Event::Denied };
+        if cost > 0
+            && let Some(weight) = counters.add_cost(limit.stats_index, event, cost, now)
+        {
+            self.meter.look((limit.stats_index, event), key, now, weight);
         }
         decision
     }
@@ -512,6 +525,18 @@ impl Evaluator {
             self.wait_queue.notify(queue);
         }
     }
+}
+
+/// Charges a key whose shard is locked.
+#[cold]
+fn charge_locked(
+    locked: LockedCell<'_>,
+    limit: &BoundLimit,
+    key: KeyRef<'_>,
+    cost: u64,
+    hash: KeyHash,
+) -> (Outcome, u64) {
+    locked.charge(&ResolvedCharge::new(limit, key, cost, 0).slot(hash))
 }
 
 /// Describes itself without keys: a limiter ends up in logs.

@@ -485,7 +485,13 @@ impl Evaluator {
     ) -> Result<Decision, StoreError> {
         let (memory, slot) = (self.current_memory(), self.slot(charge));
         let (outcome, now) = memory.reserve_slot(&slot, || self.origin_of(charge), reservation)?;
-        Ok(self.record_single(charge, outcome, now))
+        Ok(self.record_single(
+            self.meter.tally(),
+            charge.limit,
+            (charge.key, charge.cost),
+            outcome,
+            now,
+        ))
     }
 
     fn origin_of(&self, charge: &ResolvedCharge<'_>) -> ChargeOrigin {

@@ -113,13 +113,20 @@ impl Evaluator {
     /// Returns the store in memory, after the units that are due were returned to it.
     #[inline]
     pub(super) fn current_memory(&self) -> &MemoryStore {
+        if self.memory.has_unsettled_returns() {
+            self.return_unsettled();
+        }
+        &self.memory
+    }
+
+    #[cold]
+    fn return_unsettled(&self) {
         let current_limit = |reserved: &ReservedCharge| self.current_limit_of(reserved);
         let mut units = SettledUnits::new(self);
         self.memory.return_unsettled(current_limit, |reserved| {
             self.notify(Some(reserved.id));
             units.count_reserved(reserved, 0);
         });
-        &self.memory
     }
 
     /// Ends a reservation in the store, under the limits that apply now.

@@ -144,9 +144,9 @@ struct Recorded {
 /// The counters of one thread. No other thread writes them or anything in the same cache line.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    /// By policy and [`Event`], then degraded decisions, then the units beyond one per request by [`Event`],
-    /// then the units of reservations that were not used.
-    events: Box<[CachePadded<[[AtomicU64; KINDS]; POLICIES]>]>,
+    /// Those of the first policy, here because most limiters have only one.
+    first: PolicyCounters,
+    others: Box<[PolicyCounters]>,
     sampler: Sampler,
 }
 
@@ -157,16 +157,22 @@ const DEGRADED: usize = 3;
 const EXTRA_UNITS: usize = 4;
 const RETURNED_UNITS: usize = 7;
 
-/// Number of policies whose counters fit into one or two cache lines.
-const POLICIES: usize = 4;
+/// The counters of a policy, in one cache line: by [`Event`], then degraded decisions, then the units beyond one per
+/// request by [`Event`], then the units of reservations that were not used.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct PolicyCounters([AtomicU64; KINDS]);
 
 /// Selects the keys for the sketch: the first [`EXACT`] in each tenth of a second, then one in [`ONE_IN`],
 /// which stands for the others too.
 #[derive(Debug, Default)]
 struct Sampler {
-    since: AtomicU64,
+    /// The end of the current tenth of a second.
+    until: AtomicU64,
+    /// The number of keys that are still selected one by one.
     left: AtomicU32,
-    skipped: AtomicU32,
+    /// The number of keys to skip before the next one is selected.
+    skip: AtomicU32,
 }
 
 const EXACT: u32 = 256;
@@ -348,8 +354,9 @@ impl Meter {
 
 impl Counters {
     fn new(policies: usize) -> CachePadded<Self> {
-        let events = (0..policies.div_ceil(POLICIES)).map(|_| Default::default()).collect();
-        CachePadded::new(Self { events, sampler: Sampler::default() })
+        let others = (1..policies).map(|_| Default::default()).collect();
+        let (first, sampler) = (PolicyCounters::default(), Sampler::default());
+        CachePadded::new(Self { first, others, sampler })
     }
 
     /// Counts one request. If its key should be [recorded](Meter::look), returns the number of requests that
@@ -357,7 +364,7 @@ impl Counters {
     #[inline]
     pub(crate) fn add(&self, policy: usize, event: Event, now: u64) -> Option<u32> {
         bump(&self.of(policy)[event as usize]);
-        self.sampler.weight(now)
+        if self.sampler.skips(now) { None } else { Some(self.sampler.select(now)) }
     }
 
     /// [`Counters::add`] for a request with this cost.
@@ -372,35 +379,47 @@ impl Counters {
 
     #[inline]
     fn of(&self, policy: usize) -> &[AtomicU64; KINDS] {
-        &self.events[policy / POLICIES][policy % POLICIES]
+        match policy.checked_sub(1) {
+            None => &self.first.0,
+            Some(other) => &self.others[other].0,
+        }
     }
 }
 
 impl Sampler {
-    /// Returns the number of requests that this one stands for, if its key should be recorded.
+    /// Returns `true` if the key of this request is not selected, as most are under heavy traffic.
     #[inline]
-    fn weight(&self, now: u64) -> Option<u32> {
-        let left = self.left.load(Ordering::Relaxed);
-        if left > 0 {
-            self.left.store(left - 1, Ordering::Relaxed);
-            return Some(1);
+    fn skips(&self, now: u64) -> bool {
+        let skip = self.skip.load(Ordering::Relaxed);
+        let skips = skip > 0 && now < self.until.load(Ordering::Relaxed);
+        if skips {
+            self.skip.store(skip - 1, Ordering::Relaxed);
         }
-        if now.abs_diff(self.since.load(Ordering::Relaxed)) >= TENTH {
-            self.since.store(now, Ordering::Relaxed);
-            self.left.store(EXACT - 1, Ordering::Relaxed);
-            return Some(1);
+        skips
+    }
+
+    /// Selects the key of this request. Returns the number of requests that it stands for.
+    #[cold]
+    fn select(&self, now: u64) -> u32 {
+        let (until, mut left) =
+            (self.until.load(Ordering::Relaxed), self.left.load(Ordering::Relaxed));
+        // Further away than a tenth after the clock has stepped back.
+        if now >= until || until - now > TENTH {
+            self.until.store(now + TENTH, Ordering::Relaxed);
+            left = EXACT;
         }
-        let skipped = self.skipped.load(Ordering::Relaxed) + 1;
-        let due = skipped == ONE_IN;
-        self.skipped.store(if due { 0 } else { skipped }, Ordering::Relaxed);
-        due.then_some(ONE_IN)
+        let weight = if left > 0 { 1 } else { ONE_IN };
+        left = left.saturating_sub(1);
+        self.left.store(left, Ordering::Relaxed);
+        self.skip.store(if left > 0 { 0 } else { ONE_IN - 1 }, Ordering::Relaxed);
+        weight
     }
 }
 
 /// Increments a counter that only this thread writes.
 #[inline]
 fn bump(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
 }
 
 #[cfg(test)]

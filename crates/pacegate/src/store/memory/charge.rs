@@ -39,6 +39,14 @@ impl ChargedState {
 }
 
 impl Table {
+    /// Decides a charge in the most frequent cases: the key is known, and [`algorithm::step_often`] decides. Otherwise
+    /// changes nothing.
+    #[inline(always)]
+    fn step_often(&mut self, slot: &Slot<'_>, now: u64) -> Option<Outcome> {
+        let state = self.find_often(slot.id)?;
+        algorithm::step_often(slot.limit, state, now, slot.cost, slot.excess)
+    }
+
     /// Returns the state of a key just after a charge.
     #[inline]
     fn charged(&mut self, slot: &Slot<'_>, outcome: &Outcome, now: u64) -> ChargedState {
@@ -67,6 +75,28 @@ impl Slot<'_> {
     /// Returns the share whose room the key takes.
     pub(super) fn share(&self) -> Share {
         self.id.share()
+    }
+}
+
+/// The locked shard of a charge that has to be decided.
+pub(crate) struct LockedCell<'a> {
+    inner: &'a Shards,
+    table: Guard<'a, Table>,
+    now: u64,
+    /// Whether to sweep another shard after that.
+    sweep: bool,
+}
+
+impl LockedCell<'_> {
+    /// Decides the charge. Returns the outcome and the instant of the decision.
+    #[cold]
+    pub(crate) fn charge(mut self, slot: &Slot<'_>) -> (Outcome, u64) {
+        let outcome = self.inner.charge_alone(&mut self.table, slot, self.now);
+        drop(self.table);
+        if self.sweep {
+            self.inner.sweep();
+        }
+        (outcome, self.now)
     }
 }
 
@@ -102,19 +132,36 @@ impl MemoryStore {
     /// requests take this path.
     #[inline]
     pub(crate) fn charge_cell(&self, slot: &Slot<'_>) -> (Outcome, u64) {
+        match self.charge_often(slot.id, slot.limit, slot.cost, slot.excess) {
+            Ok(charged) => charged,
+            Err(locked) => locked.charge(slot),
+        }
+    }
+
+    /// Does the same as [`MemoryStore::charge_cell`] in the most frequent cases: the key is known, and
+    /// [`algorithm::step_often`] decides. Otherwise returns the locked shard.
+    #[inline(always)]
+    pub(crate) fn charge_often(
+        &self,
+        id: Identity,
+        limit: &Limit,
+        cost: u64,
+        excess: Excess,
+    ) -> Result<(Outcome, u64), LockedCell<'_>> {
         let inner = self.shards();
         // Read before the lock is taken, so that the CPU can overlap both. After it, they would run one after the
         // other.
         let read = inner.time.now();
-        let mut table = inner.cells_of(slot.id).lock();
+        let mut table = inner.cells_of(id).lock();
         let now = table.shard_clock.advance(&inner.time, read);
         let sweep = table.shard_clock.sweep_is_due();
-        let outcome = inner.charge_alone(&mut table, slot, now);
-        drop(table);
-        if sweep {
-            inner.sweep();
+        if !sweep
+            && let Some(state) = table.find_often(id)
+            && let Some(outcome) = algorithm::step_often(limit, state, now, cost, excess)
+        {
+            return Ok((outcome, now));
         }
-        (outcome, now)
+        Err(LockedCell { inner, table, now, sweep })
     }
 
     /// Decides charges to fixed-size states independently, in their order. `slot` returns the charge to a key, and is
@@ -129,7 +176,7 @@ impl MemoryStore {
         &self,
         ids: &[Identity],
         slot: impl Fn(usize, Identity) -> Slot<'a>,
-        mut each: impl FnMut(usize, Outcome, u64),
+        mut each: impl FnMut(usize, &Outcome, u64),
     ) {
         let inner = self.shards();
         let mut held = LockedTables { tables: ArrayVec::new(), places: ArrayVec::new() };
@@ -141,14 +188,19 @@ impl MemoryStore {
             held.touch(ids);
             let (now, sweep) = held.start_decision(inner);
             for (place, &id) in ids.iter().enumerate() {
-                let slot = slot(from + place, id);
-                outcomes.push(inner.charge_alone(held.table(place), &slot, now));
+                let (slot, table) = (slot(from + place, id), held.table(place));
+                // Two pushes, because an outcome of either case would be copied.
+                match table.step_often(&slot, now) {
+                    Some(outcome) => outcomes.push(outcome),
+                    None => outcomes.push(inner.charge_alone(table, &slot, now)),
+                }
             }
             held.tables.clear();
-            for outcome in outcomes.drain(..) {
+            for outcome in &outcomes {
                 each(from, outcome, now);
                 from += 1;
             }
+            outcomes.clear();
             inner.sweep_times(sweep);
         }
     }
@@ -266,10 +318,7 @@ impl Shards {
     #[inline]
     fn charge_alone(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> Outcome {
         match table.find_often(slot.id) {
-            Some(place) => {
-                let state = table.state_mut(place);
-                algorithm::charge(slot.limit, state, now, slot.cost, slot.excess).0
-            }
+            Some(state) => algorithm::charge(slot.limit, state, now, slot.cost, slot.excess).0,
             None => self.charge_new(table, slot, now),
         }
     }

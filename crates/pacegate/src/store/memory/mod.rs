@@ -55,7 +55,7 @@ use crate::{
     policy::PolicyName,
 };
 
-pub(crate) use charge::{BATCH, FEW, Slot};
+pub(crate) use charge::{BATCH, FEW, LockedCell, Slot};
 pub use tenants::ShareUsage;
 
 /// A store in the memory of this process.
@@ -293,7 +293,7 @@ impl MemoryStore {
     }
 
     /// Hashes a key, for all scopes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn hash(&self, key: KeyRef<'_>) -> KeyHash {
         self.secret.hash(key)
     }

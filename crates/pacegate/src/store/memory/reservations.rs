@@ -164,22 +164,16 @@ impl MemoryStore {
         true
     }
 
+    /// Returns `true` if there may be reservations whose units are [returned](Unsettled::Return).
+    #[inline]
+    pub(crate) fn has_unsettled_returns(&self) -> bool {
+        self.shards().next_return.load(Ordering::Relaxed) < u64::MAX
+    }
+
     /// Returns the units of reservations whose time to live is over, if they are [returned](Unsettled::Return).
     /// `current_limit` returns the limit that applies now, and its maximum debt. `each` is called for each counter that
     /// was changed.
-    #[inline]
     pub(crate) fn return_unsettled(
-        &self,
-        current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
-        each: impl FnMut(&ReservedCharge),
-    ) {
-        if self.shards().next_return.load(Ordering::Relaxed) < u64::MAX {
-            self.return_due(current_limit, each);
-        }
-    }
-
-    #[cold]
-    fn return_due(
         &self,
         current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
         mut each: impl FnMut(&ReservedCharge),

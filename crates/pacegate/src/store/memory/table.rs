@@ -52,16 +52,21 @@ impl Table {
     /// Returns the index of the cell of a key, if it has one.
     #[inline]
     pub(super) fn find(&self, id: Identity) -> Option<usize> {
+        let (line, cell) = self.find_line(id)?;
+        Some(2 * line + cell)
+    }
+
+    /// Returns the line of a key, and the index of its cell in it.
+    #[inline(always)]
+    fn find_line(&self, id: Identity) -> Option<(usize, usize)> {
         let lines = &*self.lines;
-        if lines.is_empty() {
-            return None;
-        }
         let mut line = id.spread(lines.len());
         loop {
-            let [first, second] = &lines[line].0;
+            // There is none in an empty table.
+            let [first, second] = &lines.get(line)?.0;
             // One branch for both cells: the CPU can predict that the key is in this line, but not in which cell.
             if (first.id == id) | (second.id == id) {
-                return Some(2 * line + usize::from(second.id == id));
+                return Some((line, usize::from(second.id == id)));
             }
             if first.state.is_empty() | second.state.is_empty() {
                 return None;
@@ -78,23 +83,22 @@ impl Table {
     ///
     /// Both keys can still be found: all cells between the two are taken, so a probe for the other key reaches its new
     /// cell.
-    #[inline]
-    pub(super) fn find_often(&mut self, id: Identity) -> Option<usize> {
-        let place = self.find(id)?;
-        let home = 2 * id.spread(self.lines.len());
-        if place & !1 == home || !self.shard_clock.decisions.is_multiple_of(4) {
-            return Some(place);
+    #[inline(always)]
+    pub(super) fn find_often(&mut self, id: Identity) -> Option<&mut State> {
+        let (mut line, cell) = self.find_line(id)?;
+        if line != id.spread(self.lines.len()) && self.shard_clock.decisions.is_multiple_of(4) {
+            line = self.swap(id, line, cell);
         }
-        Some(self.swap(place, home + place % 2))
+        Some(&mut self.lines[line].0[cell].state)
     }
 
-    /// Swaps two cells, and returns the new index of the first.
+    /// Swaps a cell with that in the first line of its key. Returns its new line.
     #[cold]
-    fn swap(&mut self, place: usize, nearer: usize) -> usize {
-        let (far, near) = (*self.cell(place), *self.cell(nearer));
-        *self.cell_mut(place) = near;
-        *self.cell_mut(nearer) = far;
-        nearer
+    fn swap(&mut self, id: Identity, line: usize, cell: usize) -> usize {
+        let home = id.spread(self.lines.len());
+        let far = self.lines[line].0[cell];
+        self.lines[line].0[cell] = std::mem::replace(&mut self.lines[home].0[cell], far);
+        home
     }
 
     /// Reads the first lines of the probe of a key, to load them into the cache. Several such reads overlap, but
@@ -362,7 +366,7 @@ mod tests {
                     Op::Often(id) => {
                         let id = Identity::of_test(id);
                         let before = table.find(id).map(|place| table.state(place));
-                        let after = table.find_often(id).map(|place| table.state(place));
+                        let after = table.find_often(id).copied();
                         prop_assert_eq!(before, after);
                     }
                     Op::Remove(id) => {
