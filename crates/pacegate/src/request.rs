@@ -48,6 +48,7 @@ impl<'a> Request<'a> {
     pub const MAX_ID: usize = 128;
 
     /// Creates a request in the default domain (the empty text), without attributes, with a cost of 1.
+    #[inline]
     pub fn new() -> Self {
         Self { domain: "", attributes: SmallVec::new(), cost: 1, id: None, spent: false }
     }
@@ -56,6 +57,7 @@ impl<'a> Request<'a> {
     ///
     /// Values are bytes, so they need not be valid UTF-8. More than eight attributes need a heap allocation.
     #[must_use]
+    #[inline]
     pub fn with(mut self, name: &'a str, value: &'a (impl AsRef<[u8]> + ?Sized)) -> Self {
         self.attributes.push((name, value.as_ref()));
         self
@@ -65,6 +67,7 @@ impl<'a> Request<'a> {
     ///
     /// An unknown domain is not an error: no policy covers the request, so it is allowed.
     #[must_use]
+    #[inline]
     pub fn in_domain(self, domain: &'a str) -> Self {
         Self { domain, ..self }
     }
@@ -74,6 +77,7 @@ impl<'a> Request<'a> {
     /// A cost of 0 charges nothing and returns the decision for one unit. A cost above the capacity of a limit is an
     /// error of the check, because it could never be admitted.
     #[must_use]
+    #[inline]
     pub fn cost(self, cost: u64) -> Self {
         Self { cost, ..self }
     }

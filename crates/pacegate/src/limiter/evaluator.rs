@@ -107,8 +107,7 @@ impl Evaluator {
         let direct = policies.direct();
         let thresholds = ThresholdWatch::new(&policies, reporter.as_ref());
         let is_single = direct.is_some()
-            && thresholds.is_none()
-            && matches!(&*limits, [limit] if limit.enforced && !limit.limit.algorithm().keeps_log());
+            && matches!(&*limits, [limit] if is_simple(limit, thresholds.as_deref()));
         Self {
             policies,
             meter,
@@ -196,6 +195,17 @@ impl Evaluator {
             }
         }
         charges
+    }
+
+    /// Returns the limit of [matches](PolicySet::with_matches) and its key, if it is the only one and can be decided
+    /// as a [single](Self::single) one.
+    pub(super) fn only_limit<'a>(
+        &self,
+        matches: &[(Range<usize>, KeyRef<'a>)],
+    ) -> Option<(&BoundLimit, KeyRef<'a>)> {
+        let [(entries, key)] = matches else { return None };
+        let [limit] = &self.limits[entries.clone()] else { return None };
+        is_simple(limit, self.thresholds.as_deref()).then_some((limit, *key))
     }
 
     /// Calls `then` with the charges of a request that is only a key.
@@ -525,6 +535,11 @@ impl Evaluator {
             self.wait_queue.notify(queue);
         }
     }
+}
+
+/// Returns `true` if a limit is enforced and has a fixed-size state, and if there are no thresholds.
+fn is_simple(limit: &BoundLimit, thresholds: Option<&ThresholdWatch>) -> bool {
+    limit.enforced && !limit.limit.algorithm().keeps_log() && thresholds.is_none()
 }
 
 /// Charges a key whose shard is locked.

@@ -325,6 +325,12 @@ impl Limiter {
     fn check_request_cost(&self, request: &Request<'_>, cost: u64) -> Result<Decision, CostError> {
         let evaluator = self.evaluator();
         evaluator.policies.with_matches(request, |matches| {
+            if let Some((limit, key)) = evaluator.only_limit(matches)
+                && !request.is_spent()
+            {
+                limit.check_cost(cost, limit.excess)?;
+                return Ok(evaluator.check_single(limit, key, cost));
+            }
             let mut charges = evaluator.charges_for(matches, cost);
             if request.is_spent() && cost > 0 {
                 charges = spent(charges);

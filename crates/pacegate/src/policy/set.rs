@@ -393,6 +393,11 @@ impl PolicySet {
     ) -> R {
         let view = self.inner.view(request);
         let found = self.inner.find(&view);
+        if let [Candidate { place, .. }] = *found
+            && let Some(key) = view.key_of_one(&self.inner.policies[place])
+        {
+            return then(&[(self.entries(&view, place), key)]);
+        }
         // A key of one attribute is borrowed from the request. All others are composed before any of them is borrowed.
         let mut composed = SmallVec::<[KeyBuf; 1]>::new();
         let borrowed = found.iter().map(|found| {

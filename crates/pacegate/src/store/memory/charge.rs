@@ -347,8 +347,11 @@ impl Shards {
         for slot in slots {
             let place = table.find(slot.id)?;
             let mut state = table.state(place);
-            let (outcome, _) =
-                algorithm::charge(slot.limit, &mut state, now, slot.cost, slot.excess);
+            let Slot { limit, cost, excess, .. } = *slot;
+            let outcome = match algorithm::step_often(limit, &mut state, now, cost, excess) {
+                Some(outcome) => outcome,
+                None => algorithm::charge(limit, &mut state, now, cost, excess).0,
+            };
             if !outcome.is_admitted() {
                 return None;
             }
