@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{
     combine::{combine, decide, event},
-    resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost},
+    resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost, spent},
     thresholds::{ThresholdReporter, ThresholdWatch},
     unsettled::UnsettledQueue,
     wait_queue::WaitQueue,
@@ -378,6 +378,27 @@ impl Evaluator {
             return self.check_charges(&charges);
         }
         self.with_key(key, cost, 0, |charges| self.check_charges(&charges))
+    }
+
+    /// Charges a request in memory, all or nothing, as if it had this cost.
+    pub(super) fn check_request(
+        &self,
+        request: &Request<'_>,
+        cost: u64,
+    ) -> Result<Decision, CostError> {
+        self.policies.with_matches(request, |matches| {
+            if let Some((limit, key)) = self.only_limit(matches)
+                && !request.is_spent()
+            {
+                limit.check_cost(cost, limit.excess)?;
+                return Ok(self.check_single(limit, key, cost));
+            }
+            let mut charges = self.charges_for(matches, cost);
+            if request.is_spent() && cost > 0 {
+                charges = spent(charges);
+            }
+            self.check_charges(&charges)
+        })
     }
 
     /// Charges a request in which no two charges share a counter.

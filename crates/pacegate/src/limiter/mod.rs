@@ -54,7 +54,6 @@ pub use wait::{Wait, WaitError};
 use self::{
     evaluator::Evaluator,
     lazy::{LazyEvaluator, SingleLimit},
-    resolve::spent,
 };
 
 /// A rate limiter with its counters in the memory of this process.
@@ -308,7 +307,7 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn check_request(&self, request: &Request<'_>) -> Result<Decision, CostError> {
-        self.check_request_cost(request, request.units())
+        self.evaluator().check_request(request, request.units())
     }
 
     /// Returns the decision for one unit of a request, without charging it. The cost of the request is ignored.
@@ -316,27 +315,10 @@ impl Limiter {
     /// Use it to show the remaining units of a client without a call that counts. Not counted in the statistics.
     #[must_use]
     pub fn peek_request(&self, request: &Request<'_>) -> Decision {
-        match self.check_request_cost(request, 0) {
+        match self.evaluator().check_request(request, 0) {
             Ok(decision) => decision,
             Err(error) => unreachable!("a cost of 0 fits every limit: {error}"),
         }
-    }
-
-    fn check_request_cost(&self, request: &Request<'_>, cost: u64) -> Result<Decision, CostError> {
-        let evaluator = self.evaluator();
-        evaluator.policies.with_matches(request, |matches| {
-            if let Some((limit, key)) = evaluator.only_limit(matches)
-                && !request.is_spent()
-            {
-                limit.check_cost(cost, limit.excess)?;
-                return Ok(evaluator.check_single(limit, key, cost));
-            }
-            let mut charges = evaluator.charges_for(matches, cost);
-            if request.is_spent() && cost > 0 {
-                charges = spent(charges);
-            }
-            evaluator.check_charges(&charges)
-        })
     }
 
     /// Returns up to `cost` units to `key`, and no more than are used.
