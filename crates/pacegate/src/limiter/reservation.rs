@@ -14,8 +14,8 @@ use super::{
     shared::complete,
 };
 use crate::{
-    Charge, ChargeBuf, Counter, Decision, Denied, Key, KeyRef, Limit, Outcomes, PolicyName,
-    Request, SettledCharge, StoreError,
+    Charge, ChargeBuf, Counter, Decision, Denied, Key, KeyRef, Limit, MemoryStore, Outcomes,
+    PolicyName, Request, SettledCharge, StoreError,
     algorithm::Outcome,
     store::memory::{
         Slot,
@@ -251,7 +251,6 @@ impl SharedLimiter {
             (charge.limit, charge.max_debt) = current.ok_or_else(|| no_limit(charge))?;
         }
         let settled = evaluator.record_failure(store.settle(&current, id.number, actual).await)?;
-        evaluator.unsettled.remove(id.number);
         let Some(settled) = settled else { return Ok(false) };
         let mut units = SettledUnits::new(evaluator);
         for (charge, settled) in current.iter().zip(settled) {
@@ -303,13 +302,7 @@ impl SharedLimiter {
         match self.evaluator.record_failure(complete(answer, sent.len())) {
             Ok(outcomes) => {
                 let now = self.evaluator.memory.now();
-                let evaluation = self.evaluator.conclude(resolved, outcomes, now, false);
-                if let Place::Store(charges) = &id.place
-                    && evaluation.decision.is_allowed()
-                {
-                    self.return_at_ttl(number, charges, ttl);
-                }
-                Ok((evaluation, id))
+                Ok((self.evaluator.conclude(resolved, outcomes, now, false), id))
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(_) => {
@@ -460,6 +453,25 @@ impl<R> Reserved<R> {
 }
 
 impl Evaluator {
+    /// Returns the store in memory, after the units of unsettled reservations that are due were returned to it.
+    #[inline]
+    pub(super) fn current_memory(&self) -> &MemoryStore {
+        if self.memory.has_returns() {
+            self.return_unsettled();
+        }
+        &self.memory
+    }
+
+    #[cold]
+    fn return_unsettled(&self) {
+        let current_limit = |reserved: &ReservedCharge| self.current_limit_of(reserved);
+        let mut units = SettledUnits::new(self);
+        self.memory.return_unsettled(current_limit, |reserved| {
+            self.notify(Some(reserved.id));
+            units.count_reserved(reserved, 0);
+        });
+    }
+
     /// Reserves in memory. Records nothing.
     fn reserve(
         &self,

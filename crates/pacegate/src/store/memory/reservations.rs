@@ -34,6 +34,9 @@ pub(super) struct Reservations {
     returned: Expiries,
 }
 
+/// Charges of reservations whose time to live is over, of which units are returned when their key is used.
+pub(super) type DueCharges = HashMap<Identity, Vec<ReservedCharge>, foldhash::fast::RandomState>;
+
 /// The instants at which reservations expire, the first one on top.
 type Expiries = BinaryHeap<Reverse<(u64, u128)>>;
 
@@ -164,39 +167,41 @@ impl MemoryStore {
         true
     }
 
+    /// Returns `true` if units of reservations are [returned](Unsettled::Return) once their time to live is over.
+    #[inline]
+    pub(crate) fn has_returns(&self) -> bool {
+        self.shards().next_return.load(Ordering::Relaxed) < u64::MAX
+    }
+
     /// Returns the units of reservations whose time to live is over, if they are [returned](Unsettled::Return).
     /// `current_limit` returns the limit that applies now, and its maximum debt. `each` is called for each counter that
     /// was changed.
-    #[inline]
     pub(crate) fn return_unsettled(
-        &self,
-        current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
-        each: impl FnMut(&ReservedCharge),
-    ) {
-        if self.shards().next_return.load(Ordering::Relaxed) < u64::MAX {
-            self.return_due(current_limit, each);
-        }
-    }
-
-    #[cold]
-    fn return_due(
         &self,
         current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
         mut each: impl FnMut(&ReservedCharge),
     ) {
+        for reservation in self.shards().take_due() {
+            self.return_charges(&reservation, &current_limit, &mut each);
+        }
+    }
+
+    /// Returns the units of reservations whose time to live is over to these slots, under their limits. Those of other
+    /// keys wait for a call with these keys, because their limits may have changed.
+    pub(super) fn return_unsettled_to(&self, slots: &[Slot<'_>]) {
         let inner = self.shards();
-        let now = inner.time.now();
-        if inner.next_return.load(Ordering::Relaxed) > now {
+        if self.has_returns() {
+            let due = inner.take_due().into_iter().flat_map(|reservation| reservation.charges);
+            for charge in due.filter(ReservedCharge::is_returned) {
+                inner.add_due(charge);
+            }
+        }
+        if inner.due_charges.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // Set first: a reservation that is added meanwhile lowers it again.
-        inner.next_return.store(u64::MAX, Ordering::Relaxed);
-        for shard in &inner.reservations {
-            let (due, next) = shard.0.lock().take_returned(now);
-            inner.next_return.fetch_min(next, Ordering::Relaxed);
-            for reservation in due {
-                inner.reserved.give_back(reservation.share, 1);
-                self.return_charges(&reservation, &current_limit, &mut each);
+        for slot in slots {
+            for charge in inner.remove_due(slot.id) {
+                self.settle_charge(&charge, (*slot.limit, 0), 0);
             }
         }
     }
@@ -293,6 +298,41 @@ impl ReservedCharge {
 }
 
 impl Shards {
+    /// Removes all reservations whose time to live is over and of which units are returned.
+    fn take_due(&self) -> Vec<OpenReservation> {
+        let (now, mut due) = (self.time.now(), Vec::new());
+        if self.next_return.load(Ordering::Relaxed) > now {
+            return due;
+        }
+        // Set first: a reservation that is added meanwhile lowers it again.
+        self.next_return.store(u64::MAX, Ordering::Relaxed);
+        for shard in &self.reservations {
+            let next = shard.0.lock().take_returned(now, &mut due);
+            self.next_return.fetch_min(next, Ordering::Relaxed);
+        }
+        due.iter().for_each(|reservation| self.reserved.give_back(reservation.share, 1));
+        due.sort_by_key(|reservation| reservation.expires);
+        due
+    }
+
+    /// Keeps units until their key is used. If there are too many, all of them stay charged.
+    fn add_due(&self, charge: ReservedCharge) {
+        let mut due = self.due.lock();
+        if self.due_charges.load(Ordering::Relaxed) >= self.reserved.max() as u64 {
+            due.clear();
+            self.due_charges.store(0, Ordering::Relaxed);
+        }
+        due.entry(charge.id).or_default().push(charge);
+        self.due_charges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn remove_due(&self, id: Identity) -> Vec<ReservedCharge> {
+        let mut due = self.due.lock();
+        let charges = due.remove(&id).unwrap_or_default();
+        self.due_charges.fetch_sub(charges.len() as u64, Ordering::Relaxed);
+        charges
+    }
+
     /// Takes room for a reservation, which is that of a share as for keys.
     #[inline]
     fn take_room(&self, share: Share) -> Result<(), StoreError> {
@@ -343,18 +383,17 @@ impl Reservations {
         self.open.insert(id, reservation);
     }
 
-    /// Removes the expired reservations of which units are returned. Also returns the instant at which the next one
-    /// expires; `u64::MAX` if there is none.
-    fn take_returned(&mut self, now: u64) -> (Vec<OpenReservation>, u64) {
-        let mut expired = Vec::new();
+    /// Moves the expired reservations of which units are returned to `expired`. Returns the instant at which the next
+    /// one expires; `u64::MAX` if there is none.
+    fn take_returned(&mut self, now: u64, expired: &mut Vec<OpenReservation>) -> u64 {
         while let Some(&Reverse((due, id))) = self.returned.peek() {
             if due > now {
-                return (expired, due);
+                return due;
             }
             self.returned.pop();
             expired.extend(self.open.remove(&id));
         }
-        (expired, u64::MAX)
+        u64::MAX
     }
 
     fn remove(&mut self, id: u128) -> Option<OpenReservation> {
