@@ -247,9 +247,6 @@ impl Evaluator {
 
     /// Returns the index of a policy in the statistics.
     pub(super) fn stats_index(&self, policy: PolicyName) -> usize {
-        if let Some(single) = self.single().filter(|single| single.policy == policy) {
-            return single.stats_index;
-        }
         self.policies.index_of(policy).unwrap_or(self.meter.inline_index())
     }
 

@@ -19,8 +19,10 @@ thread_local! {
 ///
 /// Panics if the operating system returns no random bytes.
 pub(crate) fn new_permit_id() -> u128 {
-    let [high, low] = GENERATOR.with_borrow_mut(|generator| [(); 2].map(|()| generator.next_u64()));
-    (u128::from(high) << 64 | u128::from(low)).max(1)
+    GENERATOR.with_borrow_mut(|generator| {
+        let (high, low) = (generator.next_u64(), generator.next_u64());
+        (u128::from(high) << 64 | u128::from(low)).max(1)
+    })
 }
 
 #[cfg(not(all(target_family = "wasm", target_os = "unknown")))]

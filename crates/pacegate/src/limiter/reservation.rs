@@ -529,8 +529,19 @@ impl Evaluator {
     /// Returns the limit that applies to a charge in memory now, and its maximum debt.
     pub(super) fn current_limit_of(&self, reserved: &ReservedCharge) -> (Limit, u64) {
         let ChargeOrigin { policy, counter, follows_policy, .. } = reserved.origin;
+        if let Some(single) = self.single_of(reserved)
+            && follows_policy
+        {
+            return (single.limit, single.max_debt);
+        }
         let current = || self.current_limit(policy, counter, reserved.limit);
         follows_policy.then(current).flatten().unwrap_or_else(|| reserved.unchanged_limit())
+    }
+
+    /// Returns the [single](Self::single) limit, if the charge was under it, or under a limit that it replaced.
+    #[inline]
+    pub(super) fn single_of(&self, reserved: &ReservedCharge) -> Option<&BoundLimit> {
+        self.single().filter(|single| single.scope == reserved.scope)
     }
 
     /// Returns the limit that replaced `limit` on a counter, and its maximum debt. `None` if no policy has the counter.
@@ -542,12 +553,6 @@ impl Evaluator {
     ) -> Option<(Limit, u64)> {
         if counter == Counter::Limit {
             return Some((limit, limit.capacity()));
-        }
-        if let Some(single) = self.single()
-            && (single.policy, single.counter) == (policy, counter)
-            && single.limit.counts_like(&limit)
-        {
-            return Some((single.limit, single.max_debt));
         }
         let charge = Charge::new(policy, KeyRef::new(b""), limit).counter(counter);
         let place = self.policies.index_of(policy)?;

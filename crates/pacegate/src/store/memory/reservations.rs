@@ -6,6 +6,7 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
+    hash::{BuildHasherDefault, Hasher},
     time::Duration,
 };
 
@@ -27,11 +28,30 @@ use crate::{
 /// One shard of the open reservations.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
-    open: HashMap<u128, OpenReservation, foldhash::fast::RandomState>,
+    open: HashMap<u128, OpenReservation, BuildHasherDefault<RandomBits>>,
     /// When each reservation expires whose units stay charged. Also has some that were settled before.
     due: Expiries,
     /// When each reservation expires of which units are returned. Also has some that were settled before.
     returned: Expiries,
+}
+
+/// Uses a part of a random id as its hash. The other bits select the shard.
+#[derive(Debug, Default)]
+struct RandomBits(u64);
+
+impl Hasher for RandomBits {
+    fn write_u128(&mut self, id: u128) {
+        self.0 = (id >> 64) as u64;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // Not used for ids.
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// Charges of reservations whose time to live is over, of which units are returned when their key is used.
@@ -51,7 +71,7 @@ struct OpenReservation {
 /// Units of a reservation under one limit.
 #[derive(Clone, Debug)]
 pub(crate) struct ReservedCharge {
-    scope: Scope,
+    pub(crate) scope: Scope,
     pub(crate) id: Identity,
     pub(crate) limit: Limit,
     pub(crate) origin: ChargeOrigin,
@@ -153,15 +173,16 @@ impl MemoryStore {
         let inner = self.shards();
         let Some(reservation) = inner.reservations_of(id).lock().remove(id) else { return false };
         inner.reserved.give_back(reservation.share, 1);
-        if reservation.expires <= inner.time.now() {
-            self.return_charges(&reservation, current_limit, |charge| {
+        let now = inner.time.now();
+        if reservation.expires <= now {
+            self.return_charges(&reservation, now, current_limit, |charge| {
                 each(charge, charge.limit, None);
             });
             return false;
         }
         for charge in &reservation.charges {
             let (limit, max_debt) = current_limit(charge);
-            let outcome = self.settle_charge(charge, (limit, max_debt), actual);
+            let outcome = self.settle_charge(charge, (limit, max_debt), actual, now);
             each(charge, limit, outcome);
         }
         true
@@ -181,8 +202,9 @@ impl MemoryStore {
         current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
         mut each: impl FnMut(&ReservedCharge),
     ) {
+        let now = self.now();
         for reservation in self.shards().take_due() {
-            self.return_charges(&reservation, &current_limit, &mut each);
+            self.return_charges(&reservation, now, &current_limit, &mut each);
         }
     }
 
@@ -201,7 +223,7 @@ impl MemoryStore {
         }
         for slot in slots {
             for charge in inner.remove_due(slot.id) {
-                self.settle_charge(&charge, (*slot.limit, 0), 0);
+                self.settle_charge(&charge, (*slot.limit, 0), 0, inner.time.now());
             }
         }
     }
@@ -210,21 +232,24 @@ impl MemoryStore {
     fn return_charges(
         &self,
         reservation: &OpenReservation,
+        now: u64,
         current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
         mut each: impl FnMut(&ReservedCharge),
     ) {
         for charge in reservation.charges.iter().filter(|charge| charge.is_returned()) {
-            self.settle_charge(charge, current_limit(charge), 0);
+            self.settle_charge(charge, current_limit(charge), 0, now);
             each(charge);
         }
     }
 
-    /// Returns the outcome of a charge beyond the reserved units, and its instant.
+    /// Returns the outcome of a charge beyond the reserved units, and its instant. `now` was read just before.
+    #[inline]
     fn settle_charge(
         &self,
         charge: &ReservedCharge,
         (limit, max): (Limit, u64),
         actual: u64,
+        now: u64,
     ) -> Option<(Outcome, u64)> {
         let slot = Slot {
             scope: &charge.scope,
@@ -240,24 +265,25 @@ impl MemoryStore {
             return outcomes.first().map(|outcome| (*outcome, now));
         }
         if let Some(charged) = charge.charged.filter(|_| slot.cost > 0) {
-            self.return_units(&slot, charge.units, charged);
+            self.return_units(&slot, charge.units, charged, now);
         }
         None
     }
 
     /// Returns up to the cost of the slot to where `reserved` units were charged.
-    fn return_units(&self, slot: &Slot<'_>, reserved: u64, charged: ChargedState) {
+    #[inline]
+    fn return_units(&self, slot: &Slot<'_>, reserved: u64, charged: ChargedState, now: u64) {
         let inner = self.shards();
         let charged_at = charged.state.at().as_micros();
         if slot.limit.algorithm().keeps_log() {
             let mut logs = inner.logs_of(slot.id).lock();
-            let now = logs.shard_clock.advance(&inner.time, inner.time.now());
+            let now = logs.shard_clock.advance(&inner.time, now);
             let freed = logs.return_units(slot.id, slot.limit, now, (charged_at, slot.cost));
             inner.entries.give_back(slot.share(), freed);
             return;
         }
         let mut table = inner.cells_of(slot.id).lock();
-        let now = table.shard_clock.advance(&inner.time, inner.time.now());
+        let now = table.shard_clock.advance(&inner.time, now);
         let Some(place) = table.find(slot.id) else { return };
         let mut units = slot.cost;
         if slot.limit.algorithm() == Algorithm::TokenBucket {
