@@ -46,8 +46,11 @@ pub(super) enum Place {
 #[error("not the id of a reservation under these policies: pass the text of the id unchanged")]
 pub struct ReservationIdError;
 
+/// Added to the kind of a counter whose units are returned if the reservation is not settled.
+const RETURNED: u8 = 4;
+
 /// The first byte of an id.
-const VERSION: u8 = 2;
+const VERSION: u8 = 1;
 
 impl ReservationId {
     /// The maximum length of the text.
@@ -95,7 +98,8 @@ fn encode(bytes: &mut Vec<u8>, charge: &Charge<'_>) {
         Counter::Override(digest) => (1, digest),
         Counter::Limit => (2, 0),
     };
-    bytes.extend([kind, u8::from(charge.unsettled == Unsettled::Return)]);
+    let is_returned = charge.unsettled == Unsettled::Return;
+    bytes.push(if is_returned { kind | RETURNED } else { kind });
     bytes.extend(digest.to_le_bytes());
     push(bytes, charge.limit.to_string().as_bytes());
     push_key(bytes, charge.key);
@@ -150,10 +154,10 @@ impl<'a> Reader<'a> {
 
     fn charge(&mut self) -> Option<ChargeBuf> {
         let policy = PolicyName::known(self.text()?)?;
-        let [kind, is_returned] = self.array()?;
-        let digest = u64::from_le_bytes(self.array()?);
-        let unsettled = if is_returned == 1 { Unsettled::Return } else { Unsettled::Keep };
-        let counter = match kind {
+        let (kind, digest) = (self.byte()?, u64::from_le_bytes(self.array()?));
+        let is_returned = kind & RETURNED != 0;
+        let unsettled = if is_returned { Unsettled::Return } else { Unsettled::Keep };
+        let counter = match kind & !RETURNED {
             0 => Counter::Policy,
             1 => Counter::Override(digest),
             2 => Counter::Limit,
