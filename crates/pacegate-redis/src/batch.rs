@@ -57,6 +57,8 @@ pub(crate) struct Cell {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) limit: Limit,
     pub(crate) script_id: u64,
+    /// Whether it returns the units of unsettled reservations.
+    pub(crate) returns: bool,
     /// The last run that charges it.
     pub(crate) last_run: usize,
 }
@@ -137,11 +139,14 @@ impl Batch {
 
     /// Returns the index of a charge's cell. Adds the cell if it is new.
     fn place(&mut self, charge: &CellCharge) -> u32 {
-        *self.places.entry(charge.cell).or_insert_with(|| {
+        let place = *self.places.entry(charge.cell).or_insert_with(|| {
             let CellCharge { cell: id, fingerprint, limit, script_id, .. } = *charge;
-            self.cells.push(Cell { id, fingerprint, limit, script_id, last_run: usize::MAX });
+            let (returns, last_run) = (false, usize::MAX);
+            self.cells.push(Cell { id, fingerprint, limit, script_id, returns, last_run });
             (self.cells.len() - 1) as u32
-        })
+        });
+        self.cells[place as usize].returns |= charge.returns;
+        place
     }
 
     /// Returns the run that a request can join: the last run of its cell, if it has the same cost. Charges of permits
@@ -195,28 +200,38 @@ impl Batch {
         self.requests.first().and_then(|request| request.once)
     }
 
-    /// Returns whether `charge_simple.lua` can decide the batch: each request has one charge, no id and no reservation,
-    /// each cell has one run, there are no peeks, and no cell is a log or has a calendar period.
+    /// Returns whether `charge_simple.lua` can decide the batch: each request has one charge and no id, each cell has
+    /// one run, there are no peeks, and no cell is a log, has a calendar period or returns unsettled reservations.
     pub(crate) fn is_simple(&self) -> bool {
+        let is_simple_cell =
+            |cell: &Cell| !cell.is_log() && cell.limit.calendar().is_none() && !cell.returns;
+        let is_simple_run = |run: &Run| match self.charges(run) {
+            [charge] if self.reservation(run).is_some() => {
+                charge.cost > 0 && charge.enforced && !charge.excess.is_recorded()
+            }
+            charges => charges.len() == 1 && run.times > 0,
+        };
         self.runs.len() == self.cells.len()
             && self.once().is_none()
-            && self.requests.iter().all(|request| request.reservation.is_none())
-            && self.runs.iter().all(|run| run.cells.len() == 1 && run.times > 0)
-            && self.cells.iter().all(|cell| !cell.is_log() && cell.limit.calendar().is_none())
+            && self.runs.iter().all(is_simple_run)
+            && self.cells.iter().all(is_simple_cell)
     }
 
     /// Adds the keys and the program to a script call.
     pub(crate) fn command(&self, mut command: Cmd, names: &Names, program: Program) -> Cmd {
-        let mut others = Vec::from_iter(self.once().map(|once| names.key(once)));
-        for run in &self.runs {
-            if let Some(reservation) = self.reservation(run) {
-                others.push(names.key(reservation.key));
-                others.extend(names.returns(self.charges(run)));
-            }
-        }
+        let cells = || program.order.iter().map(|&place| &self.cells[place as usize]);
+        let due = cells().filter(|cell| cell.returns).map(|cell| names.due(cell.id));
+        let mut others: Vec<Vec<u8>> = due.collect();
+        others.extend(self.once().map(|once| names.key(once)));
+        let run = |place: usize| match program.is_simple {
+            true => &self.runs[self.cells[program.order[place] as usize].last_run],
+            false => &self.runs[place],
+        };
+        let reservations = (0..self.runs.len()).filter_map(|place| self.reservation(run(place)));
+        others.extend(reservations.map(|reservation| names.key(reservation.key)));
         command.arg(self.cells.len() + others.len());
-        for &place in &program.order {
-            command.arg(names.key(self.cells[place as usize].id));
+        for cell in cells() {
+            command.arg(names.key(cell.id));
         }
         command.arg(others);
         command.arg(program.bytes);

@@ -3,7 +3,9 @@
 use std::{fmt, time::Duration};
 
 use arc_swap::ArcSwap;
-use pacegate::{Algorithm, Calendar, Charge, Excess, KeyRef, Limit, PolicyName, StoreError};
+use pacegate::{
+    Algorithm, Calendar, Charge, Excess, KeyRef, Limit, PolicyName, StoreError, policy::Unsettled,
+};
 use smallvec::SmallVec;
 
 use crate::fingerprint::{Fingerprint, Fingerprinter};
@@ -30,6 +32,8 @@ pub(crate) struct CellCharge {
     pub(crate) enforced: bool,
     /// As it applies [under](Excess::under) the limit.
     pub(crate) excess: Excess,
+    /// Whether the cell returns the units of unsettled reservations.
+    pub(crate) returns: bool,
 }
 
 pub(crate) type CellCharges = SmallVec<[CellCharge; 1]>;
@@ -96,6 +100,8 @@ impl Names {
             permit: halves(charge.permit),
             enforced: charge.enforced,
             excess,
+            returns: charge.unsettled == Unsettled::Return
+                && !charge.limit.algorithm().holds_permits(),
         })
     }
 
@@ -192,28 +198,26 @@ impl Names {
 
 /// Reservations.
 impl Names {
-    /// Returns the key that shows that a reservation is open, in the slot of its first cell. It depends on the cells,
-    /// so an id that was changed names a reservation that does not exist.
+    /// Returns the key that shows that a reservation is open, in the slot of its first cell. It depends on the cells
+    /// and on which of them return its units, so an id that was changed names a reservation that does not exist.
     pub(crate) fn reservation(&self, id: u128, charges: &[CellCharge]) -> CellId {
         let mut hasher = blake3::Hasher::new_keyed(&self.secret);
         hasher.update(b"reservation").update(&id.to_le_bytes());
-        for CellCharge { cell: CellId { tag, digest: [first, second] }, .. } in charges {
+        for CellCharge { cell: CellId { tag, digest: [first, second] }, returns, .. } in charges {
             for word in [tag, first, second] {
                 hasher.update(&word.to_le_bytes());
+            }
+            if *returns {
+                hasher.update(b"returned");
             }
         }
         let tag = charges.first().map_or(0, |charge| charge.cell.tag);
         CellId { tag, digest: halves(first_half(&hasher.finalize())) }
     }
 
-    /// Returns the names of the keys that count the tokens returned to each bucket among these charges.
-    pub(crate) fn returns<'a>(
-        &'a self,
-        charges: &'a [CellCharge],
-    ) -> impl Iterator<Item = Vec<u8>> + 'a {
-        let buckets =
-            charges.iter().filter(|charge| charge.limit.algorithm() == Algorithm::TokenBucket);
-        buckets.map(|charge| [self.key(charge.cell), b"r".to_vec()].concat())
+    /// Returns the name of the key with those reservations of a cell whose units are returned if they are not settled.
+    pub(crate) fn due(&self, cell: CellId) -> Vec<u8> {
+        [self.key(cell), b"u".to_vec()].concat()
     }
 }
 

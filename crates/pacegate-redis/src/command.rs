@@ -16,7 +16,10 @@ use crate::{
     script::{Scripts, Source},
     settlement::{self, Settlement},
     store::BlocksCommand,
-    wire::{self, Action, Program, ScriptParams, encode_settlements, encode_update},
+    wire::{
+        self, Action, Program, ScriptParams, encode_settlements, encode_simple_settlements,
+        encode_update,
+    },
 };
 
 /// A command for one server.
@@ -178,7 +181,7 @@ impl Command {
                 batch.command(self.call(script), names, program)
             }
             Payload::Update(UpdateCommand { charge, action: Action::Reset, .. })
-                if charge.limit.algorithm() != Algorithm::TokenBucket =>
+                if charge.limit.algorithm() != Algorithm::TokenBucket && !charge.returns =>
             {
                 redis::cmd("UNLINK").arg(names.key(charge.cell)).take()
             }
@@ -195,13 +198,26 @@ impl Command {
             }
             Payload::Update(UpdateCommand { charge, action, .. }) => {
                 let mut keys = vec![names.key(charge.cell)];
-                keys.extend(names.returns(std::slice::from_ref(charge)));
+                keys.extend(charge.returns.then(|| names.due(charge.cell)));
                 let program = encode_update(charge, *action, params);
                 self.call(&scripts.update).arg(keys.len()).arg(keys).arg(program).take()
             }
             Payload::Settlements(settlements) => {
-                let program = encode_settlements(settlements, params);
-                settlement::command(settlements, self.call(&scripts.settle), names, program)
+                let (script, keys, program) = match settlement::is_simple(settlements) {
+                    true => {
+                        let keys = settlement::simple_keys(settlements, names);
+                        (
+                            &scripts.settle_simple,
+                            keys,
+                            encode_simple_settlements(settlements, params),
+                        )
+                    }
+                    false => {
+                        let keys = settlement::keys(settlements, names);
+                        (&scripts.settle, keys, encode_settlements(settlements, params))
+                    }
+                };
+                self.call(script).arg(keys.len()).arg(keys).arg(program).take()
             }
             Payload::Counter(batch) => {
                 let script = match (batch.is_log(), self.out_of_memory) {

@@ -129,7 +129,9 @@ impl Replay {
             answers.fill_with(|| Err(StoreError::Failed(problem.to_owned())));
             return (answers, Vec::new());
         }
-        for (cell, replica) in batch.cells().iter().zip(&self.replicas) {
+        // The denials of a cell that returns reservations may end earlier.
+        let cells = batch.cells().iter().zip(&self.replicas).filter(|(cell, _)| !cell.returns);
+        for (cell, replica) in cells {
             let fact = match (replica.content, replica.excess_wait) {
                 (Content::State(state), _) => Fact::State(state),
                 (Content::Log { reset, .. }, Some(wait)) => {
@@ -164,7 +166,8 @@ impl Replay {
             answers[request as usize] = answer.map(|answer| Answer { granted, ..answer });
         }
         let Content::Log { free, reset } = self.replicas[cell].content else { return None };
-        let is_reusable = !charge.holds_permits() && !charge.excess.is_recorded();
+        let is_reusable =
+            !charge.holds_permits() && !charge.excess.is_recorded() && !charge.returns;
         let wait = wait.filter(|_| is_reusable)?;
         let free = free.max(0).cast_unsigned();
         let fact = Fact::Log { cost: charge.cost.max(1), wait, free, reset };

@@ -19,6 +19,9 @@ pub(crate) struct Scripts {
     pub(crate) charge_batch: Source,
     pub(crate) charge_batch_full: Source,
     pub(crate) update: Source,
+    /// For [simple](crate::settlement::is_simple) settlements.
+    pub(crate) settle_simple: Source,
+    /// For all other settlements.
     pub(crate) settle: Source,
     pub(crate) claim: Source,
     pub(crate) blocks: Source,
@@ -51,17 +54,30 @@ impl Scripts {
             charge_simple: Source::new(header, script!("charge_simple.lua")),
             charge_batch: Source::new(
                 header,
-                script!("log_entries.lua", "returns.lua", "charge_batch.lua"),
+                script!("log_entries.lua", "returns.lua", "due.lua", "charge_batch.lua"),
             ),
             charge_batch_full: Source::new(
                 header_full,
-                script!("log_entries.lua", "returns.lua", "charge_batch.lua"),
+                script!("log_entries.lua", "returns.lua", "due.lua", "charge_batch.lua"),
             ),
             // They create few keys, and a release may free the memory that is missing.
-            update: Source::new(header_full, script!("returns.lua", "update.lua")),
+            update: Source::new(
+                header_full,
+                script!("log_entries.lua", "returns.lua", "due.lua", "update.lua"),
+            ),
+            settle_simple: Source::new(
+                header_full,
+                script!("returns.lua", "settle_state.lua", "settle_simple.lua"),
+            ),
             settle: Source::new(
                 header_full,
-                script!("log_entries.lua", "returns.lua", "settle.lua"),
+                script!(
+                    "log_entries.lua",
+                    "returns.lua",
+                    "due.lua",
+                    "settle_state.lua",
+                    "settle.lua"
+                ),
             ),
             claim: Source::new(header, include_str!("script/claim.lua")),
             blocks: Source::new(header, script!("blocks.lua")),

@@ -1,9 +1,8 @@
 //! Reservations that one script call settles.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use pacegate::{SettledCharge, SettledCharges, StoreError, Timestamp, algorithm::Outcome};
-use redis::Cmd;
 
 use crate::{
     cell::{CellCharges, CellId, Names},
@@ -17,9 +16,8 @@ pub(crate) struct Settlement {
     pub(crate) key: CellId,
     /// With the treatment of units beyond the reserved ones.
     pub(crate) charges: CellCharges,
-    /// The units that were used. `None` if the time to live is over: then those cells are returned that record an
-    /// excess.
-    pub(crate) actual: Option<u64>,
+    /// The units that were used.
+    pub(crate) actual: u64,
     pub(crate) responder: Responder,
 }
 
@@ -56,22 +54,38 @@ pub(crate) fn pack(mut settlements: Vec<Settlement>, is_cluster: bool) -> Vec<Ve
     batches
 }
 
-/// Adds the keys and the program to a script call.
-pub(crate) fn command(
-    settlements: &[Settlement],
-    mut command: Cmd,
-    names: &Names,
-    program: Vec<u8>,
-) -> Cmd {
+/// Returns whether `settle_simple.lua` can settle these: each reservation has one cell, all of which are different, and
+/// no cell is a log, has a calendar period or returns unsettled reservations.
+pub(crate) fn is_simple(settlements: &[Settlement]) -> bool {
+    let mut cells = HashSet::with_hasher(foldhash::fast::RandomState::default());
+    settlements.iter().all(|settlement| match settlement.charges.as_slice() {
+        [charge] => {
+            !settlement.keeps_log()
+                && charge.limit.calendar().is_none()
+                && !charge.returns
+                && cells.insert(charge.cell)
+        }
+        _ => false,
+    })
+}
+
+/// Returns the keys of `settle.lua`.
+pub(crate) fn keys(settlements: &[Settlement], names: &Names) -> Vec<Vec<u8>> {
     let mut keys = Vec::new();
     for Settlement { key, charges, .. } in settlements {
         keys.push(names.key(*key));
         keys.extend(charges.iter().map(|charge| names.key(charge.cell)));
-        keys.extend(names.returns(charges));
+        let returning = charges.iter().filter(|charge| charge.returns);
+        keys.extend(returning.map(|charge| names.due(charge.cell)));
     }
-    command.arg(keys.len()).arg(keys);
-    command.arg(program);
-    command
+    keys
+}
+
+/// Returns the keys of `settle_simple.lua`.
+pub(crate) fn simple_keys(settlements: &[Settlement], names: &Names) -> Vec<Vec<u8>> {
+    let reservations = settlements.iter().map(|settlement| settlement.key);
+    let cells = settlements.iter().map(|settlement| settlement.charges[0].cell);
+    reservations.chain(cells).map(|id| names.key(id)).collect()
 }
 
 /// Answers every settlement.
@@ -97,7 +111,7 @@ fn settled(
         let (units, free) = (numbers.next()?, numbers.next()?);
         let reserved = u64::try_from(units).ok()?.checked_sub(1);
         charges.push(reserved.map(|reserved| {
-            let beyond = settlement.actual.map_or(0, |actual| actual.saturating_sub(reserved));
+            let beyond = settlement.actual.saturating_sub(reserved);
             SettledCharge::new(reserved, outcome(beyond, free, now))
         }));
     }
@@ -130,7 +144,7 @@ mod tests {
             let charge = Charge::new("api".parse().unwrap(), "key", text.parse().unwrap());
             let charges: CellCharges = [names.cell_charge(&charge).unwrap()].into_iter().collect();
             let (key, responder) = (names.reservation(1, &charges), Responder::new().0);
-            Settlement { key, charges, actual: Some(1), responder }
+            Settlement { key, charges, actual: 1, responder }
         };
         let texts = ["1/day", "1/hour", "1/day sliding-log", "1/day sliding-log", "1/day"];
         let packed = pack(texts.map(settlement).into(), false);

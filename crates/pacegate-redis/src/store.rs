@@ -165,10 +165,6 @@ impl Store for RedisStore {
         self.inner.settle(charges, id, actual)
     }
 
-    fn expire(&self, charges: &[Charge<'_>], id: u128) -> Reply<'_, Option<SettledCharges>> {
-        self.inner.expire(charges, id)
-    }
-
     fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {
         self.inner.claim(charge, claim)
     }

@@ -3,7 +3,7 @@
 use pacegate::{Excess, Limit, Timestamp};
 
 use crate::{
-    batch::Batch,
+    batch::{Batch, NewReservation},
     cell::{CellCharge, period_micros},
     settlement::Settlement,
 };
@@ -32,15 +32,14 @@ pub(crate) const MAX_REPEATS: u64 = 4;
 /// The number of fixed windows of a calendar period in the scripts. No algorithm has this number.
 const CALENDAR: u64 = 100;
 
-/// In place of the used units of a settlement: ends a reservation that was not settled.
-const UNSETTLED: u64 = 1 << 53;
-
 /// The argument of a script that decides a batch.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) bytes: Vec<u8>,
     /// Indexes of the batch's cells in the order of the script's keys.
     pub(crate) order: Vec<u32>,
+    /// Whether it is for `charge_simple.lua`, where runs are in the order of the cells.
+    pub(crate) is_simple: bool,
 }
 
 /// A change of one cell other than a charge.
@@ -71,11 +70,14 @@ impl Program {
         }
         let strings = batch.cells().iter().filter(|cell| !cell.is_log()).count();
         let once = if batch.once().is_some() { params.once } else { 0 };
-        let mut words = Words::with_capacity(8 + 12 * order.len());
+        let mut words = Words::with_capacity(9 + 13 * order.len());
         words.push([params.now, params.slack, once, params.repeats, u64::from(params.create)]);
-        words.push([order.len() as u64, strings as u64, batch.runs().len() as u64]);
+        let returning = batch.cells().iter().filter(|cell| cell.returns).count();
+        let counts = [order.len(), strings, batch.runs().len(), returning];
+        words.push(counts.map(|count| count as u64));
         for &cell in &order {
             let cell = &batch.cells()[cell as usize];
+            words.push([u64::from(cell.returns)]);
             words.limit(cell.script_id, &cell.limit, params);
         }
         for run in batch.runs() {
@@ -87,7 +89,7 @@ impl Program {
                 words.push([place_of[cell as usize], cost, high, low, enforced, excess]);
             }
         }
-        Self { bytes: words.0, order }
+        Self { bytes: words.0, order, is_simple: false }
     }
 
     /// Encodes a [simple](Batch::is_simple) batch, for `charge_simple.lua`: cells with the same limit are adjacent.
@@ -106,10 +108,13 @@ impl Program {
             for &cell in group {
                 let run = &batch.runs()[cells[cell as usize].last_run];
                 let charge = &batch.charges(run)[0];
-                words.push([run.times, charge.cost, excess_word(charge)]);
+                match batch.reservation(run) {
+                    Some(NewReservation { ttl, .. }) => words.push([0, charge.cost, ttl]),
+                    None => words.push([run.times, charge.cost, excess_word(charge)]),
+                }
             }
         }
-        Self { bytes: words.0, order }
+        Self { bytes: words.0, order, is_simple: true }
     }
 }
 
@@ -140,18 +145,40 @@ pub(crate) fn encode_update(charge: &CellCharge, action: Action, params: ScriptP
 
 /// Encodes the argument of `settle.lua`.
 pub(crate) fn encode_settlements(settlements: &[Settlement], params: ScriptParams) -> Vec<u8> {
-    let mut words = Words::with_capacity(3 + 7 * settlements.len());
+    let mut words = Words::with_capacity(3 + 8 * settlements.len());
     words.push([params.now, params.slack, settlements.len() as u64]);
-    for Settlement { charges, actual, .. } in settlements {
-        // No counter holds more, and a double would not be exact.
-        let actual = actual.map_or(UNSETTLED, |actual| actual.min(Limit::MAX_AMOUNT));
-        words.push([actual, charges.len() as u64]);
-        for charge in charges {
-            words.push([excess_word(charge)]);
+    for settlement in settlements {
+        words.push([used(settlement), settlement.charges.len() as u64]);
+        for charge in &settlement.charges {
+            words.push([u64::from(charge.returns), excess_word(charge)]);
             words.limit(charge.script_id, &charge.limit, params);
         }
     }
     words.0
+}
+
+/// Encodes [simple](crate::settlement::is_simple) settlements, for `settle_simple.lua`.
+pub(crate) fn encode_simple_settlements(
+    settlements: &[Settlement],
+    params: ScriptParams,
+) -> Vec<u8> {
+    let groups = settlements.chunk_by(|one, other| one.charges[0].limit == other.charges[0].limit);
+    let mut words = Words::with_capacity(9 + 2 * settlements.len());
+    words.push([params.now, params.slack, settlements.len() as u64, groups.clone().count() as u64]);
+    for group in groups {
+        let charge = &group[0].charges[0];
+        words.push([group.len() as u64]);
+        words.limit(charge.script_id, &charge.limit, params);
+        for settlement in group {
+            words.push([used(settlement), excess_word(&settlement.charges[0])]);
+        }
+    }
+    words.0
+}
+
+/// Returns the used units. No counter holds more than the maximum, and a double would not be exact.
+fn used(settlement: &Settlement) -> u64 {
+    settlement.actual.min(Limit::MAX_AMOUNT)
 }
 
 /// Decodes words.

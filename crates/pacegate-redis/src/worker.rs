@@ -557,7 +557,7 @@ mod tests {
         let charges: CellCharges = [names.cell_charge(&charge).unwrap()].into_iter().collect();
         let key = names.reservation(1, &charges);
         let (responder, mut reply) = Responder::new();
-        let settlements = vec![Settlement { key, charges, actual: Some(1), responder }];
+        let settlements = vec![Settlement { key, charges, actual: 1, responder }];
         let mut queue = Queue { settlements, ..Queue::default() };
         assert!(queue.since().is_some());
         assert_eq!(queue.expire(Duration::ZERO), 1);

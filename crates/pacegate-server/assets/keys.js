@@ -275,7 +275,8 @@ export function limitLine(limit) {
   const used = capacity > 0 ? Math.min(1, Math.max(0, 1 - limit.remaining / capacity)) : 0;
   const fill = make(used >= 1 ? "i.full" : used >= 0.8 ? "i.near" : "i");
   fill.style.width = `${100 * used}%`;
-  const left = `${whole(limit.remaining)} of ${whole(capacity)} left`;
+  const owed = limit.debt > 0 ? `, ${whole(limit.debt)} owed` : "";
+  const left = `${whole(limit.remaining)} of ${whole(capacity)} left${owed}`;
   const { retry_after: retry, reset_after: reset } = limit;
   const again = retry === null ? `full again in ${duration(reset)}` : `retry in ${duration(retry)}`;
   const until = limit.window ? `, window until ${new Date(1000 * limit.window.end).toLocaleString()}` : "";

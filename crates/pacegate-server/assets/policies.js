@@ -66,7 +66,7 @@ class Row {
     this.fill = make("i");
     this.used = make("span.number");
     const meter = make("div.meter", {}, this.fill);
-    const title = "Usage of the fullest among the recently busiest keys";
+    const title = "Usage of the fullest among the recently busiest keys. Above 100 %: units that it owes";
     const budget = make("td.budget", { title }, meter, this.used);
     const first = make("th.what", { scope: "row" }, name, match);
     const limit = make("td.limits", {}, ...limits, make("div.quiet", {}, algorithm));
@@ -92,7 +92,7 @@ class Row {
     const share = known ? Math.min(1, Math.max(0, policy.used)) : 0;
     this.fill.style.width = `${100 * share}%`;
     this.fill.className = share >= 1 ? "full" : share >= 0.8 ? "near" : "";
-    put(this.used, known ? `${Math.round(100 * share)} %` : "–");
+    put(this.used, known ? `${Math.round(100 * Math.max(0, policy.used))} %` : "–");
   }
 }
 

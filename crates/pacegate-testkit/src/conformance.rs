@@ -2,7 +2,7 @@ use std::{future::Future, num::NonZeroU32, ops::Range, pin::pin, time::Duration}
 
 use pacegate::{
     Algorithm, Charge, Counter, Excess, Key, Limit, Outcomes, Store, StoreError, Timestamp, Update,
-    algorithm::Outcome,
+    algorithm::Outcome, policy::Unsettled,
 };
 
 use crate::{History, Model, Op, Random, rates, several, up_to};
@@ -115,6 +115,9 @@ fn follow_supported(subject: &impl Subject, mut history: History) {
         Op::Reserve(..) | Op::Settle(..) => subject.supports_reservations(),
         Op::Pass(_) | Op::Charge(..) | Op::SetLimit(_) => true,
     });
+    if history.seed.is_multiple_of(3) {
+        history.unsettled = Unsettled::Return;
+    }
     follow(subject, &history);
 }
 
@@ -168,7 +171,8 @@ fn follow(subject: &impl Subject, history: &History) {
     // A store may ignore a step back of less than a millisecond, as a difference between CPU clocks. So the
     // clock jumps far before it goes to the start of each history.
     subject.set_time(now.after(Duration::from_secs(3_600)));
-    call(subject, &name, limit, Call::Charge(0, 0));
+    let call = |limit: Limit, made: Call| call(subject, (&name, history.unsettled), limit, made);
+    call(limit, Call::Charge(0, 0));
     subject.set_time(now);
     for (step, op) in history.ops.iter().enumerate() {
         match *op {
@@ -179,7 +183,7 @@ fn follow(subject: &impl Subject, history: &History) {
             Op::SetLimit(other) => limit = other,
             Op::Settle(number, actual) => {
                 let id = reservation_id(history, number);
-                let settled = settle(subject, &name, limit, (id, actual));
+                let settled = settle(subject, (&name, history.unsettled), limit, (id, actual));
                 let expected = expected.next().expect("a model result for every settlement");
                 assert_eq!(
                     settled, expected.admitted,
@@ -199,7 +203,7 @@ fn follow(subject: &impl Subject, history: &History) {
                     Op::UpTo(most) => Call::UpTo(most.min(limit.capacity())),
                     _ => continue,
                 };
-                let answer = call(subject, &name, limit, called);
+                let answer = call(limit, called);
                 let expected = expected.next().expect("a model result for every charge");
                 assert!(
                     answer.is_some_and(|(units, outcome)| {
@@ -211,10 +215,10 @@ fn follow(subject: &impl Subject, history: &History) {
                     history,
                 );
             }
-            Op::Refund(cost) => drop(call(subject, &name, limit, Call::Refund(cost))),
-            Op::Reset => drop(call(subject, &name, limit, Call::Reset)),
-            Op::Release(permit) => drop(call(subject, &name, limit, Call::Release(permit))),
-            Op::Renew(permit) => drop(call(subject, &name, limit, Call::Renew(permit))),
+            Op::Refund(cost) => drop(call(limit, Call::Refund(cost))),
+            Op::Reset => drop(call(limit, Call::Reset)),
+            Op::Release(permit) => drop(call(limit, Call::Release(permit))),
+            Op::Renew(permit) => drop(call(limit, Call::Renew(permit))),
         }
     }
 }
@@ -226,10 +230,16 @@ fn reservation_id(history: &History, number: u64) -> u128 {
 }
 
 /// Settles a reservation of one key. Returns `false` if it is not open.
-fn settle(subject: &impl Subject, key: &str, limit: Limit, (id, actual): (u128, u64)) -> bool {
+fn settle(
+    subject: &impl Subject,
+    (key, unsettled): (&str, Unsettled),
+    limit: Limit,
+    (id, actual): (u128, u64),
+) -> bool {
     key.with(|key| {
         let policy = "conformance".parse().expect("a name");
-        let charge = [Charge::new(policy, key, limit).counter(Counter::Policy)];
+        let charge = Charge::new(policy, key, limit).counter(Counter::Policy);
+        let charge = [charge.unsettled(unsettled)];
         let settled = subject.block_on(async { subject.store().settle(&charge, id, actual).await });
         work(settled).is_some()
     })
@@ -248,12 +258,18 @@ enum Call {
 
 /// Makes one call for one key. Charges return an outcome, and [`Call::UpTo`] also the number of units, which is 0 for
 /// other charges.
-fn call(subject: &impl Subject, key: &str, limit: Limit, call: Call) -> Option<(u64, Outcome)> {
+fn call(
+    subject: &impl Subject,
+    (key, unsettled): (&str, Unsettled),
+    limit: Limit,
+    call: Call,
+) -> Option<(u64, Outcome)> {
     let store = subject.store();
     let first = |outcomes: Outcomes| outcomes.first().map(|outcome| (0, *outcome));
     key.with(|key| {
         let policy = "conformance".parse().expect("a name");
-        let mut charge = Charge::new(policy, key, limit).counter(Counter::Policy);
+        let charge = Charge::new(policy, key, limit).counter(Counter::Policy);
+        let mut charge = charge.unsettled(unsettled);
         subject.block_on(async {
             match call {
                 Call::Charge(cost, permit) => {
@@ -457,27 +473,33 @@ fn nothing_is_never_something(subject: &impl Subject) {
     for algorithm in algorithms(subject) {
         let none = Limit::per_day(0).with_algorithm(algorithm).expect("valid limit");
         let key = format!("nothing-{algorithm}");
-        let (_, outcome) = call(subject, &key, none, Call::Charge(1, 1)).expect("an outcome");
+        let (_, outcome) =
+            call(subject, (&key, Unsettled::Keep), none, Call::Charge(1, 1)).expect("an outcome");
         assert!(!outcome.is_admitted(), "{algorithm}");
         assert_eq!((outcome.remaining(), outcome.retry_after()), (0, None), "{algorithm}");
 
         let four = Limit::per_day(4).with_algorithm(algorithm).expect("valid limit");
         let half = four.share(1, NonZeroU32::new(2).expect("not zero"));
         for _ in 0..3 {
-            let (_, peek) = call(subject, &key, four, Call::Charge(0, 0)).expect("an outcome");
+            let (_, peek) = call(subject, (&key, Unsettled::Keep), four, Call::Charge(0, 0))
+                .expect("an outcome");
             assert_eq!((peek.is_admitted(), peek.remaining()), (true, 4), "{algorithm}");
             assert_eq!(peek.reset_after(), Duration::ZERO, "{algorithm}");
         }
         let takes = |cost, permit| {
-            call(subject, &key, half, Call::Charge(cost, permit))
+            call(subject, (&key, Unsettled::Keep), half, Call::Charge(cost, permit))
                 .is_some_and(|(_, o)| o.is_admitted())
         };
         assert!(takes(2, 1), "{algorithm}");
-        let before = call(subject, &key, half, Call::Charge(0, 0));
+        let before = call(subject, (&key, Unsettled::Keep), half, Call::Charge(0, 0));
         for _ in 0..3 {
             assert!(!takes(1, 2), "{algorithm}");
         }
-        assert_eq!(call(subject, &key, half, Call::Charge(0, 0)), before, "{algorithm}");
+        assert_eq!(
+            call(subject, (&key, Unsettled::Keep), half, Call::Charge(0, 0)),
+            before,
+            "{algorithm}"
+        );
     }
 }
 

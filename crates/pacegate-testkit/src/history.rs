@@ -1,8 +1,8 @@
 use std::time::Duration;
 
-use pacegate::{Algorithm, Excess, Limit, Timestamp};
+use pacegate::{Algorithm, Excess, Limit, Timestamp, policy::Unsettled};
 
-use crate::{Model, Random, model::Answer};
+use crate::{Model, Random, ReservedUnits, model::Answer};
 
 /// A random history of one key: a limit and a sequence of operations.
 #[derive(Clone, Debug)]
@@ -15,6 +15,8 @@ pub struct History {
     pub start: Timestamp,
     /// The operations, in order.
     pub ops: Vec<Op>,
+    /// The treatment of reservations that are not settled. Default: their units are kept.
+    pub unsettled: Unsettled,
 }
 
 /// One operation on a key.
@@ -72,14 +74,14 @@ impl History {
         let start = start + random.below(2 * period);
         let length = random.between(20, 60);
         let mut now = start;
-        let (mut held, mut reserved) = (1, 0);
+        let (mut held, mut reserved) = (1, Vec::new());
         // In some histories, many reservations are open at the same time.
         let one_in = random.pick(&[6, 6, 2]);
         let ops = (0..length)
             .map(|_| {
                 let op = match random.below(one_in) {
                     0 if limit.algorithm() != Algorithm::Concurrency => {
-                        random_reservation(random, &limit, &mut reserved)
+                        random_reservation(random, &limit, now, &mut reserved)
                     }
                     _ => random_op(random, &limit, now, &mut held),
                 };
@@ -89,7 +91,8 @@ impl History {
                 op
             })
             .collect();
-        Self { seed, limit, start: Timestamp::from_micros(start), ops }
+        let (start, unsettled) = (Timestamp::from_micros(start), Unsettled::Keep);
+        Self { seed, limit, start, ops, unsettled }
     }
 
     /// Returns the model's result of every charge and reservation, in order. That of a settlement is admitted if the
@@ -98,6 +101,10 @@ impl History {
         let (mut model, mut now) = (Model::new(self.limit), self.start.as_micros());
         let (mut answers, mut reservations) = (Vec::new(), Vec::new());
         for op in &self.ops {
+            let is_call = !matches!(op, Op::Pass(_) | Op::SetLimit(_));
+            if is_call && self.unsettled == Unsettled::Return {
+                return_due(&mut model, now, &mut reservations);
+            }
             match *op {
                 Op::Pass(micros) => now += micros,
                 Op::Charge(cost, permit) => {
@@ -133,6 +140,17 @@ impl History {
             }
         }
         answers
+    }
+}
+
+/// Returns the units of all reservations that are due, in the order in which they expired.
+fn return_due(model: &mut Model, now: u64, reservations: &mut [Option<(ReservedUnits, u64)>]) {
+    let is_due = |it: &Option<(ReservedUnits, u64)>| it.is_some_and(|(_, expires)| expires <= now);
+    let mut due: Vec<_> =
+        reservations.iter_mut().filter(|it| is_due(it)).map(Option::take).collect();
+    due.sort_by_key(|it| it.map(|(_, expires)| expires));
+    for (reserved, _) in due.into_iter().flatten() {
+        model.settle(now, &reserved, 0, 0);
     }
 }
 
@@ -192,20 +210,26 @@ fn random_op(random: &mut Random, limit: &Limit, now: u64, held: &mut u64) -> Op
     }
 }
 
-/// Draws a reservation, or the settlement of an earlier one, which may have been settled before.
-fn random_reservation(random: &mut Random, limit: &Limit, reserved: &mut u64) -> Op {
+/// Draws a reservation, or the settlement of an earlier one, which may have been settled before. `reserved` has the
+/// instants at which the earlier ones expire.
+fn random_reservation(random: &mut Random, limit: &Limit, now: u64, reserved: &mut Vec<u64>) -> Op {
     let cost = random_cost(random, limit.capacity());
-    if *reserved > 0 && random.one_in(2) {
+    let count = reserved.len() as u64;
+    if count > 0 && random.one_in(2) {
         // Mostly a recent one.
-        let recent = reserved.saturating_sub(3);
-        let from = if random.one_in(4) { 0 } else { recent };
+        let from = if random.one_in(4) { 0 } else { count.saturating_sub(3) };
         let actual = random.pick(&[0, 0, cost, cost, cost + limit.capacity()]);
-        return Op::Settle(random.between(from, *reserved - 1), actual);
+        return Op::Settle(random.between(from, count - 1), actual);
     }
-    *reserved += 1;
     let period = limit.period().as_micros() as u64;
     let ttl = random.pick(&[1, period, 3 * period, 100 * period, 100 * period]);
-    Op::Reserve(cost, ttl.min(MAX_TTL))
+    // The order of returns at one instant is not specified.
+    let mut expires = now + ttl.min(MAX_TTL);
+    while reserved.contains(&expires) {
+        expires += 1;
+    }
+    reserved.push(expires);
+    Op::Reserve(cost, expires - now)
 }
 
 /// Returns a limit with the same algorithm and period but another amount, and another burst if it had one. A

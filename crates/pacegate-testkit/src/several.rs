@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::{Charge, Limit, PolicyName, Timestamp};
+use pacegate::{Charge, Limit, PolicyName, Timestamp, policy::Unsettled};
 
 use crate::{
     Model, Random, ReservedUnits, Subject,
@@ -22,6 +22,7 @@ struct Limits {
     keys: Vec<String>,
     limits: Vec<(Limit, bool)>,
     models: Vec<Model>,
+    unsettled: Vec<Unsettled>,
 }
 
 /// Checks reservations and settlements over several limits at once against a model of each: all limits are charged or
@@ -36,6 +37,7 @@ pub(crate) fn all_limits_are_reserved_together(subject: &impl Subject, rounds: u
             now += random.below(2_000_000);
             subject.set_time(Timestamp::from_micros(now));
             let at = format!("seed {seed}, step {step}");
+            limits.return_due(now, &mut open);
             match random.below(4) {
                 0 if !open.is_empty() => {
                     // Some are settled twice.
@@ -69,20 +71,41 @@ impl Limits {
             policy: "several".parse().expect("valid policy name"),
             keys: (0..limits.len()).map(|n| format!("several-{seed}-{n}")).collect(),
             models: limits.iter().map(|(limit, _)| Model::new(*limit)).collect(),
+            unsettled: limits
+                .iter()
+                .map(|_| random.pick(&[Unsettled::Keep, Unsettled::Return]))
+                .collect(),
             limits,
         }
     }
 
     fn charges(&self, cost: u64) -> Vec<Charge<'_>> {
-        let pairs = self.keys.iter().zip(&self.limits);
+        let pairs = self.keys.iter().zip(&self.limits).zip(&self.unsettled);
         pairs
-            .map(|(key, &(limit, enforced))| {
-                let mut charge = Charge::new(self.policy, key.as_str(), limit).cost(cost);
+            .map(|((key, &(limit, enforced)), unsettled)| {
+                let charge = Charge::new(self.policy, key.as_str(), limit).cost(cost);
+                let mut charge = charge.unsettled(*unsettled);
                 // In one slot of a cluster.
                 charge.tag = "several".into();
                 charge.enforced(enforced)
             })
             .collect()
+    }
+
+    /// Ends the reservations that are due, in the order in which they expired.
+    fn return_due(&mut self, now: u64, open: &mut [Open]) {
+        let mut due: Vec<&mut Open> = open.iter_mut().filter(|open| open.expires <= now).collect();
+        due.sort_by_key(|open| open.expires);
+        for open in due {
+            let reserved = open.reserved.iter_mut().map(Option::take);
+            for ((model, reserved), unsettled) in
+                self.models.iter_mut().zip(reserved).zip(&self.unsettled)
+            {
+                if let Some(reserved) = reserved.filter(|_| *unsettled == Unsettled::Return) {
+                    model.settle(now, &reserved, 0, 0);
+                }
+            }
+        }
     }
 
     /// Returns a cost that each limit can admit.

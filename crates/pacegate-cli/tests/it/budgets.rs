@@ -115,3 +115,32 @@ fn a_thousand_clients_of_three_servers_use_exactly_what_they_settle() {
         assert!(excess == 0 || expected[1] > 0, "{name}: {used} units are too few for debt");
     }
 }
+
+/// A server that is killed cannot return the units of its reservations: the script of the next decision does.
+#[test]
+fn units_of_a_killed_server_are_returned_at_another_one() {
+    for flavor in Flavor::ALL {
+        let server = Server::start(flavor);
+        let folder = Folder::with_config(&format!(
+            "store: {{ url: '{}', deadline: 10s }}\n\
+             policies:\n  \
+             - {{ name: tokens, per: [user], limit: {AMOUNT}/365d, unsettled: return }}\n",
+            server.url(),
+        ));
+        let config = folder.config();
+        let [killed, other] = [(); 2].map(|()| Service::start(&["--config", &config]));
+        let mut http = Http::connect(killed.address("http")).unwrap();
+        let body = json!({ "attributes": { "user": "shared" }, "cost": AMOUNT, "ttl": SHORT_TTL });
+        let reserved = post(&mut http, "/v1/reserve", &body);
+        let id = reserved["reservation"].as_str().unwrap();
+        killed.signal("KILL");
+        killed.wait();
+        let services = [other];
+        assert_eq!(state(&services), [0, 0], "{flavor}");
+        let within = Duration::from_secs(SHORT_TTL + 10);
+        eventually(within, "the units are returned", || state(&services) == [AMOUNT, 0]);
+        let mut http = Http::connect(services[0].address("http")).unwrap();
+        let late = post(&mut http, "/v1/settle", &json!({ "reservation": id, "used": 1 }));
+        assert_eq!((late["settled"].as_bool(), state(&services)), (Some(false), [AMOUNT, 0]));
+    }
+}

@@ -237,6 +237,12 @@ fn a_request_is_explained_without_charging() {
     shown.page.wait_until(&has("#try-answer .verdict", "Denied by login. Retry in"));
     assert!(shown.page.text("#try-answer .steps").contains("0 of 5 left"));
     assert_eq!(shown.page.evaluate("document.querySelector('.steps .bad b').textContent"), "login");
+    let attributes = json!({ "path": "/login", "ip": "203.0.113.9" });
+    let spent = json!({ "attributes": attributes, "cost": 2, "spent": true }).to_string();
+    assert_eq!(shown.http.check(Some(BOSS), &spent).unwrap().status, 429);
+    shown.page.click("#try-form button.main");
+    shown.page.wait_until(&has("#try-answer .steps", "0 of 5 left, 2 owed"));
+    shown.page.wait_until(&has(".budget", "140 %"));
     shown.assert_clean();
 }
 

@@ -1,46 +1,57 @@
 -- Decides a batch of requests in one step. replay.rs computes every answer from the reply, so the script only computes
 -- the free units, takes those that fit, and writes.
 --
--- KEYS     one for each cell, strings before logs; then, if `once` is set, one that stores the reply; otherwise, for
---          each reservation, one that shows that it is open, and the count of returned tokens of each of its buckets.
+-- KEYS     one for each cell, strings before logs; one for each cell that returns unsettled reservations; then, if `once`
+--          is set, one that stores the reply; otherwise one for each reservation, which shows that it is open.
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
 
 local program = ARGV[1]
-local given, slack, once, repeats, create, size, strings, runs, place = unpack('<I8I8I8I8I8I8I8I8', program)
+local given, slack, once, repeats, create, size, strings, runs, returning, place =
+  unpack('<I8I8I8I8I8I8I8I8I8', program)
+local next_key = size + returning
 
 -- A stored reply follows the number of repetitions left. At 0 the request is charged like any other, until the stored
 -- reply expires.
-local remembered = once > 0 and call('GET', KEYS[size + 1])
+local remembered = once > 0 and call('GET', KEYS[next_key + 1])
 if remembered then
   local left, rest = unpack('<I8', remembered), string.sub(remembered, 9)
   if left > 0 then
-    call('SET', KEYS[size + 1], pack('<I8', left - 1) .. rest, 'KEEPTTL')
+    call('SET', KEYS[next_key + 1], pack('<I8', left - 1) .. rest, 'KEEPTTL')
     return rest
   end
 end
 set_now(given)
 
 -- Reads a cell that is a string.
-local function open(cell, at, a, b)
-  cell.taken, cell.since = 0, at
+local function open(cell, value)
+  local at, a, b = unpack('<I8I8I8', value)
+  cell.taken, cell.since, cell.before = 0, at, value
+  if #value > 24 then cell.before, cell.count = string.sub(value, 1, 24), string.sub(value, 25) end
   -- A limit of 0 denies, and keeps the state for a later limit. A fixed window may count nevertheless.
   if cell.amount > 0 or cell.kind == FIXED_WINDOW then
     at, a, b, cell.changed = move_in(cell.window, cell.kind, cell.amount, cell.period, at, a, b)
+  end
+  if cell.due_key then
+    local changed
+    a, b, cell.count, changed =
+      return_due_to_state(cell.due_key, cell.kind, cell.amount, cell.period, at, a, b, cell.count)
+    if changed then cell.before, cell.changed = pack('<I8I8I8', at, a, b), true end
   end
   cell.at, cell.a, cell.b = at, a, b
   cell.free = free_units(cell.kind, cell.amount, cell.capacity, cell.period, at, a, b)
 end
 
-local cells, is_wrong = {}, false
+local cells, is_wrong, due_keys = {}, false, size
 for index = 1, size do
-  local kind, amount, capacity, period, window
-  kind, amount, capacity, period, place = unpack('<I8I8I8I8', program, place)
+  local returns, kind, amount, capacity, period, window, due_key
+  returns, kind, amount, capacity, period, place = unpack('<I8I8I8I8I8', program, place)
+  if returns == 1 then due_keys, due_key = due_keys + 1, KEYS[due_keys + 1] end
   if kind == CALENDAR then
     kind, window, place = FIXED_WINDOW, read_window(program, place)
     is_wrong = is_wrong or window.is_wrong
   end
   cells[index] = {
-    kind = kind, amount = amount, capacity = capacity, period = period, window = window,
+    kind = kind, amount = amount, capacity = capacity, period = period, window = window, due_key = due_key,
     at = false, since = 0, a = 0, b = 0, free = -1, taken = BROKEN, before = NOTHING,
   }
 end
@@ -58,11 +69,10 @@ if strings > 0 then
   local foreign = #absent > 0 and create == 1 and call('EXISTS', spread(absent)) > 0
   for index = 1, strings do
     local cell, value = cells[index], values[index]
-    if value and #value == 24 then
-      cell.before = value
-      open(cell, unpack('<I8I8I8', value))
+    if value and (#value == 24 or #value == 44) then
+      open(cell, value)
     elseif not value and create == 1 and not (foreign and call('EXISTS', KEYS[index]) == 1) then
-      open(cell, 0, 0, 0)
+      open(cell, NOTHING)
     end
   end
 end
@@ -122,6 +132,7 @@ if size > strings then
 
   for index = strings + 1, size do
     local cell = cells[index]
+    if cell.due_key then return_due_to_log(cell.due_key, KEYS[index], cell.period) end
     if cell.kind == SLIDING_LOG then open_log(cell, KEYS[index]) else open_permits(cell, KEYS[index]) end
     if cell.taken == 0 then cell.before = pack('<i8I8I8', cell.free, cell.reset, 0) end
   end
@@ -177,37 +188,37 @@ local function charge(index, cost, permit, enforced, excess)
   return enforced == 0 and cell.taken ~= BROKEN
 end
 
--- Reservations that are open: key, value, microseconds until they expire, and the counts of returned tokens to write.
-local reserved, next_key = {}, size
+-- Reservations that are open: key, time to live, units, and the members of sorted sets to add.
+local reserved = {}
 
--- Returns the tokens that settlements returned to a bucket so far, and those that refunds did. Adds the count to
--- `counts` if it has to be written: it lives at least until the tokens that are missing now are refilled, because until
--- then the reservation may return some.
-local function returned_before(key, cell, counts)
-  local since, settled, refunded, needed = read_returns(key)
-  local life = (cell.a + cell.taken + 1) * (cell.period / cell.amount)
-  local ends = math.min(now + math.ceil(life), 2 ^ 53)
-  if not since or needed < ends then
-    local value = pack('<I8I8I8I8', since or now, settled or 0, refunded or 0, ends)
-    counts[#counts + 1] = { key, value, ends - now }
+-- Returns the packed units of a reservation under one limit. Adds the member of the cell to `due`, if it returns them.
+local NO_UNITS = string.rep('\0', 28)
+local function reserve_units(cell, cost, is_taken, key, due)
+  if not is_taken then return NO_UNITS end
+  local units
+  units, cell.count = pack_reserved(cell.kind, cost, cell.a + cell.taken, cell.b, cell.count)
+  if cell.due_key and cost > 0 then
+    local life = 2 * cell.period
+    if cell.kind == TOKEN_BUCKET then life = (cell.a + cell.taken + 1) * (cell.period / cell.amount) end
+    due[#due + 1] = { cell.due_key, due_member(now, units, key), math.min(life, 2 ^ 53) }
   end
-  return settled or 0, refunded or 0
+  return units
 end
 
--- Reserves units of one cell that is no bucket, which needs no tables. Returns false if the reservation is not so simple.
-local NO_COUNTS = {}
+-- Reserves units of one cell, which needs few tables. Returns false if the reservation is not so simple.
+local NOT_DUE = {}
 local function reserve_simple(ttl)
   local index, cost, _, enforced, excess, next = unpack('<I8I8c16I8I8', program, place)
   local cell = cells[index]
-  if enforced == 0 or excess > 0 or cell.kind == TOKEN_BUCKET then return false end
+  if enforced == 0 or excess > 0 or cell.due_key then return false end
   place, next_key = next, next_key + 1
   if math.max(cost, 1) > cell.free then
     deny(index, math.max(cost, 1))
     return true
   end
   take(cell, cost)
-  local value = pack('<I8I8I8I8I8I8', now, now + ttl, cost + 1, cell.a + cell.taken, cell.b, 0)
-  reserved[#reserved + 1] = { KEYS[next_key], value, ttl, NO_COUNTS }
+  local key = KEYS[next_key]
+  reserved[#reserved + 1] = { key, ttl, reserve_units(cell, cost, true, key), NOT_DUE }
   return true
 end
 
@@ -231,7 +242,7 @@ for _ = 1, runs do
   elseif not (ttl > 0 and times == 1 and charges == 1 and reserve_simple(ttl)) then
     -- Charges are taken in turn, so that later ones see the earlier. All are returned if one does not fit, or if this
     -- is a peek (times = 0). Then those whose excess is recorded are taken again.
-    local fits, broken, old, again, units, counts = times > 0, false, {}, {}, {}, {}
+    local fits, broken, old, again, units, due = times > 0, false, {}, {}, {}, {}
     if ttl > 0 then next_key = next_key + 1 end
     local reservation_key = KEYS[next_key]
     if times > 1 then
@@ -252,19 +263,10 @@ for _ = 1, runs do
       local passes, is_taken = charge(index, cost, permit, enforced, excess)
       if not passes then fits = false end
       broken = broken or cell.taken == BROKEN
-      if ttl > 0 then
-        local settled, refunded = 0, 0
-        if cell.kind == TOKEN_BUCKET then
-          next_key = next_key + 1
-          if is_taken and cost > 0 then settled, refunded = returned_before(KEYS[next_key], cell, counts) end
-        end
-        local a = cell.a + cell.taken + settled + refunded
-        units[#units + 1] = pack('<I8I8I8I8', is_taken and cost + 1 or 0, a, cell.b, refunded)
-      end
+      if ttl > 0 then units[#units + 1] = reserve_units(cell, cost, is_taken, reservation_key, due) end
     end
     if ttl > 0 and fits then
-      local value = pack('<I8I8', now, now + ttl) .. table.concat(units)
-      reserved[#reserved + 1] = { reservation_key, value, ttl, counts }
+      reserved[#reserved + 1] = { reservation_key, ttl, table.concat(units), due }
     end
     if not fits then
       for step = #old, 1, -1 do
@@ -279,12 +281,13 @@ for _ = 1, runs do
   end
 end
 
--- So far only entries in the future were rewritten. From here on nothing can fail.
+-- So far only logs were changed: entries in the future, and units that were returned. From here on nothing can fail.
 for index = 1, strings do
   local cell = cells[index]
   if cell.taken ~= BROKEN and (cell.taken > 0 or cell.changed) then
     local a = cell.a + cell.taken
-    write(KEYS[index], slack, cell.kind, cell.amount, cell.period, cell.since, cell.at, a, cell.b, cell.window)
+    write(KEYS[index], slack, cell.kind, cell.amount, cell.period, cell.since, cell.at, a, cell.b, cell.window,
+      cell.count)
   end
 end
 
@@ -324,12 +327,15 @@ for index = strings + 1, size do
   end
 end
 
--- A reservation lives 30 seconds longer, and a bit for clocks that differ, so that its units can be returned if it was
--- not settled.
 for _, reservation in ipairs(reserved) do
-  call('SET', reservation[1], reservation[2], 'PX', math.ceil(reservation[3] / 998) + 30000 + slack)
-  for _, count in ipairs(reservation[4]) do
-    call('SET', count[1], count[2], 'PX', math.ceil(count[3] / 1000) + slack)
+  local key, ttl, units, due = spread(reservation)
+  write_reservation(key, slack, ttl, units)
+  for _, member in ipairs(due) do
+    local due_key, text, life = spread(member)
+    call('ZADD', due_key, digits(now + ttl), text)
+    -- Until the last one has expired, and for as long as its units can then still count.
+    local last = call('ZRANGE', due_key, -1, -1, 'WITHSCORES')[2]
+    call('PEXPIRE', due_key, digits(math.ceil((last - now) / 998 + life / 1000) + slack))
   end
 end
 
@@ -339,6 +345,6 @@ for index = 1, size do
 end
 reply = table.concat(reply) .. table.concat(waits)
 if once > 0 and create == 1 and not remembered then
-  call('SET', KEYS[size + 1], pack('<I8', repeats) .. reply, 'PX', once)
+  call('SET', KEYS[size + returning + 1], pack('<I8', repeats) .. reply, 'PX', once)
 end
 return reply

@@ -50,6 +50,15 @@ end
 -- which later windows pay. Sliding windows: the counts of the current and the previous window. Buckets: the used tokens
 -- and the fraction of a token, in units of one token / microseconds of the period.
 
+-- The value of a bucket with reservations ends with a count of the tokens that were returned to it: the time when the
+-- count began, the tokens that settlements returned, and those that refunds and resets returned. It ends with the value:
+-- the bucket is full then, so that its reservations may return nothing. The maximum means that there were too many.
+local MAX_COUNT = 2 ^ 48 - 1
+
+local function pack_count(since, settled, refunded)
+  return pack('<I8I6I6', since, math.min(settled, MAX_COUNT), math.min(refunded, MAX_COUNT))
+end
+
 -- The second number of a fixed window with debt: 1, or the number of the window of a calendar period; plus 2^35 * the
 -- packed units that are not carried, because they were only counted, or are from a higher limit. The lower 12 bits of
 -- the latter are the highest bits of the units, and the others say how often the units were halved for that.
@@ -165,10 +174,31 @@ local function pack_state(slack, kind, amount, period, before, at, a, b, window)
   return value, math.ceil(life / 1000) + slack
 end
 
-local function write(key, slack, kind, amount, period, before, at, a, b, window)
+local function write(key, slack, kind, amount, period, before, at, a, b, window, count)
   local value, expiry = pack_state(slack, kind, amount, period, before, at, a, b, window)
+  if count then value = value .. count end
   if expiry then return call('SET', key, value, 'PX', expiry) end
   call('SET', key, value, 'KEEPTTL')
+end
+
+-- A reservation is the time of its charge, the time at which it expires, and its units under each limit. Numbers have 56
+-- bits: a value of up to 44 bytes takes one allocation.
+
+-- Returns the units of a reservation under one limit, packed: the units plus 1, the state just after the charge, and the
+-- tokens that refunds had returned to a bucket before. All returned tokens are added to the used ones. Also returns the
+-- count of a bucket, which begins if there is none.
+local function pack_reserved(kind, units, a, b, count)
+  local settled, refunded, _ = 0, 0, nil
+  if kind == TOKEN_BUCKET and units > 0 then
+    count = count or pack_count(now, 0, 0)
+    _, settled, refunded = unpack('<I8I6I6', count)
+  end
+  return pack('<I7I7I7I7', units + 1, a + settled + refunded, b, refunded), count
+end
+
+-- Opens a reservation. The key lives a bit longer, because clocks differ.
+local function write_reservation(key, slack, ttl, units)
+  call('SET', key, pack('<I7I7', now, now + ttl) .. units, 'PX', math.ceil(ttl / 998) + slack)
 end
 
 -- Formats an integer with all digits, which commands would otherwise not get.

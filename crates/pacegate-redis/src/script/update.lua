@@ -1,13 +1,13 @@
 -- Refunds units of one key, resets a bucket, or releases or renews a permit.
 --
 -- KEYS[1]  the cell's key.
--- KEYS[2]  of a bucket: its count of returned tokens.
+-- KEYS[2]  if the cell returns unsettled reservations: the sorted set of them.
 -- ARGV[1]  the program, packed: wire.rs writes it.
 -- Returns 1 if anything changed, else 0; now, packed, if the window of a calendar period is wrong.
 
 local REFUND, RELEASE, RENEW, RESET = 0, 1, 2, 3
 
-local key = KEYS[1]
+local key, due_key = KEYS[1], KEYS[2]
 local given, slack, action, cost, charged_at, permit, kind, amount, _, period, place =
   unpack('<I8I8I8I8I8c16I8I8I8I8', ARGV[1])
 
@@ -37,12 +37,14 @@ if action == RELEASE then
 end
 
 if action == RESET then
-  local value = redis.pcall('GET', key)
-  if type(value) == 'string' and #value == 24 then
-    local _, a = unpack('<I8I8', value)
-    count_returned(KEYS[2], 0, a + 1)
-  end
-  return call('UNLINK', key)
+  if due_key then take_due(due_key, MAX_DUE, function() end) end
+  local value = kind == TOKEN_BUCKET and amount > 0 and redis.pcall('GET', key)
+  if type(value) ~= 'string' or #value ~= 44 then return call('UNLINK', key) end
+  -- The count stays, so that no reservation from before the reset returns tokens that were taken after it.
+  local _, a = unpack('<I8I8', value)
+  local count = add_to_count(string.sub(value, 25), 0, a + 1)
+  write(key, slack, kind, amount, period, 0, now, 0, 0, nil, count)
+  return 1
 end
 
 if action == RENEW then
@@ -73,6 +75,7 @@ local function refund_log()
 end
 
 if kind == SLIDING_LOG then
+  if due_key then return_due_to_log(due_key, key, period) end
   refund_log()
   return 1
 elseif kind > SLIDING_LOG then
@@ -92,17 +95,23 @@ end
 if kind == TOKEN_BUCKET and amount == 0 then return 0 end
 
 local value = call('GET', key)
-if not value then return 0 end
-if #value ~= 24 then return redis.error_reply('PACEGATE the key holds a foreign value') end
+if not value then
+  if due_key then take_due(due_key, MAX_DUE, function() end) end
+  return 0
+end
+if #value ~= 24 and #value ~= 44 then return redis.error_reply('PACEGATE the key holds a foreign value') end
 local before, a, b = unpack('<I8I8I8', value)
-local at
+local at, count, changed = before, #value == 44 and string.sub(value, 25) or nil, false
 at, a, b = move_in(window, kind, amount, period, before, a, b)
+if due_key then
+  a, b, count, changed = return_due_to_state(due_key, kind, amount, period, at, a, b, count)
+end
 if kind == TOKEN_BUCKET then
-  count_returned(KEYS[2], 0, math.min(cost, a + 1))
+  count = add_to_count(count, 0, math.min(cost, a + 1))
   a = a - cost
   if a < 0 then a, b = 0, 0 end
 elseif charged_at > 0 and is_over() then
-  return 0
+  if not changed then return 0 end
 else
   -- From the current window first: the units were most likely charged just before.
   local from_this = math.min(cost, a)
@@ -110,8 +119,8 @@ else
   if kind == SLIDING_WINDOW then b = math.max(b - (cost - from_this), 0) end
   if kind == FIXED_WINDOW and a <= amount then b = 0 end
 end
-if a + b > 0 then
-  write(key, slack, kind, amount, period, before, at, a, b, window)
+if a + b > 0 or count then
+  write(key, slack, kind, amount, period, before, at, a, b, window, count)
 else
   call('DEL', key)
 end

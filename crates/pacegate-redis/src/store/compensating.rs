@@ -27,8 +27,7 @@ struct Progress {
 }
 
 impl Inner {
-    /// Opens the reservation in each part, if there is one. If a later part denies, its units are returned, and the
-    /// parts of the reservation expire.
+    /// Opens the reservation in each part, if there is one. If a later part denies, it is cancelled in all of them.
     ///
     /// Runs as a separate task, so that units are returned even if the caller stops waiting. Once one part was denied,
     /// the request is denied, even if the outcomes of other parts do not arrive in time.
@@ -79,7 +78,9 @@ impl Inner {
                     }
                     // The failure mode applies at once; the rest happens in the background.
                     let runtime = self.runtime();
-                    runtime.spawn(async move { self.compensate(&charges, &charged).await });
+                    runtime.spawn(async move {
+                        self.compensate(&charges, &charged, reservation).await;
+                    });
                     return Err(error);
                 }
             };
@@ -91,7 +92,7 @@ impl Inner {
                 progress.lock().deny(&charges, &charged);
                 let rest: Vec<_> = parts.collect();
                 let others = self.finish_denied(&charges, &rest, &progress);
-                join(self.compensate(&charges, &charged), others).await;
+                join(self.compensate(&charges, &charged, reservation), others).await;
                 let charged: Vec<_> = charged.iter().map(|&(place, _)| vec![place]).collect();
                 self.peek(&charges, &charged, &progress).await;
                 return Ok(());
@@ -104,7 +105,7 @@ impl Inner {
         if caller.is_closed() {
             // The caller released its permits before the last of them was taken.
             charged.retain(|&(place, _)| is_permit(place));
-            self.compensate(&charges, &charged).await;
+            self.compensate(&charges, &charged, None).await;
         }
         Ok(())
     }
@@ -114,7 +115,19 @@ impl Inner {
     ///
     /// A bucket gets all units back. The tokens that it refilled since would have come anyway, unless it was full.
     /// Withholding them would let denied requests use up a fast bucket.
-    async fn compensate(&self, charges: &[CellCharge], charged: &[Charged]) {
+    async fn compensate(
+        &self,
+        charges: &[CellCharge],
+        charged: &[Charged],
+        reservation: Option<(u128, Duration)>,
+    ) {
+        if let Some((id, _)) = reservation {
+            let is_charged =
+                |part: &Vec<usize>| charged.iter().any(|(place, _)| part.contains(place));
+            let parts = parts(charges).into_iter().filter(is_charged);
+            let cancelled = parts.map(|part| self.settle_part(select(charges, &part), id, 0));
+            return drop(join_all(cancelled).await);
+        }
         let each = charged.iter().map(async |&(place, charged_at)| {
             let charge = charges[place];
             let action = match charge.limit.algorithm() {

@@ -1,6 +1,6 @@
 //! Reservations. A key on the server shows that a reservation is open. It has the units of each charge and the time at
-//! which they were charged. It expires half a minute after the reservation, so that the units can be returned if they
-//! were not settled.
+//! which they were charged. If a policy returns the units of unsettled reservations, its cells also have a sorted set of
+//! them, from which every script that changes the cell first returns those that are due.
 //!
 //! In several slots of a cluster, each slot has such a key for its cells, so each is settled once, also if a settlement
 //! that failed is repeated.
@@ -8,7 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use pacegate::{Charge, Excess, Outcomes, Reply, SettledCharges, StoreError, policy::Unsettled};
+use pacegate::{Charge, Excess, Outcomes, Reply, SettledCharges, StoreError};
 
 use super::{
     Inner,
@@ -66,27 +66,8 @@ impl Inner {
         let debt = |charge: &Charge<'_>| Excess::Debt { max: charge.max_debt }.under(&charge.limit);
         match self.reservable_cells(charges, debt) {
             Ok(cells) => {
-                let settling = self.clone().settle_cells(cells, id, Some(actual));
+                let settling = self.clone().settle_cells(cells, id, actual);
                 Reply::pending(self.run_when_open(settling))
-            }
-            Err(error) => Reply::Ready(Err(error)),
-        }
-    }
-
-    /// Ends a reservation whose time to live is over.
-    pub(super) fn expire(
-        self: &Arc<Self>,
-        charges: &[Charge<'_>],
-        id: u128,
-    ) -> Reply<'_, Option<SettledCharges>> {
-        let returned = |charge: &Charge<'_>| match charge.unsettled {
-            Unsettled::Return => Excess::Count,
-            _ => Excess::Reject,
-        };
-        match self.reservable_cells(charges, returned) {
-            Ok(cells) => {
-                let ending = self.clone().settle_cells(cells, id, None);
-                Reply::pending(self.run_when_open(ending))
             }
             Err(error) => Reply::Ready(Err(error)),
         }
@@ -96,7 +77,7 @@ impl Inner {
         self: Arc<Self>,
         cells: CellCharges,
         id: u128,
-        actual: Option<u64>,
+        actual: u64,
     ) -> Result<Option<SettledCharges>, StoreError> {
         let parts = match self.is_spread(&cells) {
             true => parts(&cells),
@@ -118,11 +99,11 @@ impl Inner {
         Ok(is_open.then_some(all))
     }
 
-    async fn settle_part(
+    pub(super) async fn settle_part(
         &self,
         charges: CellCharges,
         id: u128,
-        actual: Option<u64>,
+        actual: u64,
     ) -> Result<Option<Box<SettledCharges>>, StoreError> {
         let worker = self.session().worker(&charges[0])?;
         let key = self.common.names.reservation(id, &charges);

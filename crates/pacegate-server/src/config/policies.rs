@@ -188,8 +188,7 @@ choices! {
     UnsettledChoice => Unsettled {
         /// The estimate stays charged until its window ends, because its units were probably spent.
         Keep => Unsettled::Keep,
-        /// The estimate is returned, as far as it still counts. On Redis and Valkey, the server that made the
-        /// reservation returns it; if it stops before, the estimate stays charged.
+        /// The estimate is returned before the next decision for the key, as far as it still counts.
         Return => Unsettled::Return,
     }
 }

@@ -64,8 +64,8 @@ struct LivePolicy {
     policy: PolicyModel,
     #[serde(flatten)]
     counts: DecisionCounts,
-    /// Highest used share of a limit among the busiest keys, from 0 to 1. For policies with overrides: of the limits of
-    /// the last recorded request of each key. Null if unknown.
+    /// Highest used share of a limit among the busiest keys, from 0 to 1, and above 1 if a key is in debt. For policies
+    /// with overrides: of the limits of the last recorded request of each key. Null if unknown.
     used: Option<f64>,
 }
 
@@ -279,7 +279,8 @@ async fn measure_usage(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f6
             && decision.source() != Source::Blocked
             && capacity > 0
         {
-            let share = ratio(capacity.saturating_sub(decision.remaining()), capacity);
+            let taken = capacity.saturating_sub(decision.remaining());
+            let share = ratio(taken.saturating_add(decision.debt()), capacity);
             let most = used.entry(charge.policy).or_insert(share);
             *most = share.max(*most);
         }

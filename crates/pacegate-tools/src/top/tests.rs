@@ -27,7 +27,7 @@ fn response(started: u64, end: u64, length: u64, allowed: u32, denied: u32) -> V
         "now": end, "started": started, "version": "0.1.0", "revision": 3,
         "reload_complaint": null, "draining": false,
         "policies": [
-            policy("login-per-ip", "5/minute sliding-window", "enforce", Some(1.0)),
+            policy("login-per-ip", "5/minute sliding-window", "enforce", Some(1.4)),
             policy("search", "30/minute", "shadow", None),
         ],
         "policies_total": 2,
@@ -88,7 +88,7 @@ fn a_wide_screen_shows_all_panes() {
  allowed 42/s (80 units/s)  denied 5/s (15 units/s)  shadow 1/s  1 blocked
 ┌ 1 Policies in file order ────────────────────────────────────────────────────────────────────────┐
 │POLICY       LIMIT                   ALLOWED/s DENIED/s SHADOW/s USED UNITS/s LAST 5 MINUTES      │
-│login-per-ip 5/minute sliding-window        40        5        0 100%      80             ████████│
+│login-per-ip 5/minute sliding-window        40        5        0 140%      80             ████████│
 │search       30/minute (shadow)              2        0        1    -       0             ████████│
 └──────────────────────────────────────────────────────────────────────────────────────────────────┘
 ┌ 2 Keys by traffic ─────────────────────────────┐┌ 3 Keys by denials ─────────────────────────────┐
@@ -323,7 +323,7 @@ resp 0 connections
 POLICY        LIMIT                    ALLOWED/s  DENIED/s  SHADOW/s  UNITS/s  \
 ALLOWED  DENIED  SHADOW   UNITS  USED  LAST 5 MINUTES
 login-per-ip  5/minute sliding-window         40         5         0       80   \
-12,345      67       0  24,690  100%           ██████
+12,345      67       0  24,690  140%           ██████
 search        30/minute (shadow)               2         0         1        0   \
 12,345      67       0  24,690     -           ██████
 

@@ -68,7 +68,7 @@ pub(super) fn seconds(seconds: f64) -> String {
 #[expect(clippy::float_arithmetic, reason = "only for display")]
 pub(super) fn percent(share: Option<f64>) -> String {
     match share {
-        Some(share) if share.is_finite() => format!("{:.0}%", share.clamp(0.0, 1.0) * 100.0),
+        Some(share) if share.is_finite() => format!("{:.0}%", share.clamp(0.0, 9.99) * 100.0),
         _ => "-".to_owned(),
     }
 }
@@ -147,8 +147,9 @@ mod tests {
             [0.00025, 0.0025, 1.0, -1.0, f64::NAN].map(seconds),
             ["250µs", "2.5ms", "1s", "-", "-"]
         );
-        let shares = [None, Some(0.0), Some(0.934), Some(7.0), Some(f64::NAN)].map(percent);
-        assert_eq!(shares, ["-", "0%", "93%", "100%", "-"]);
+        let shares =
+            [None, Some(0.0), Some(0.934), Some(1.4), Some(70.0), Some(f64::NAN)].map(percent);
+        assert_eq!(shares, ["-", "0%", "93%", "140%", "999%", "-"]);
     }
 
     #[test]

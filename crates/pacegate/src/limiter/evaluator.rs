@@ -10,7 +10,6 @@ use super::{
     combine::{combine, decide, event},
     resolve::{BoundLimit, Resolved, ResolvedCharge, ResolvedCharges, max_cost, spent},
     thresholds::{ThresholdReporter, ThresholdWatch},
-    unsettled::UnsettledQueue,
     wait_queue::WaitQueue,
 };
 use crate::{
@@ -35,8 +34,6 @@ pub(super) struct Evaluator {
     /// The store of a `Limiter`, and the fallback of a `SharedLimiter`.
     pub(super) memory: MemoryStore,
     pub(super) wait_queue: WaitQueue,
-    /// Reservations in a shared store.
-    pub(super) unsettled: Arc<UnsettledQueue>,
     /// In the order of [`PolicySet::limit_entries`].
     limits: Box<[BoundLimit]>,
     /// The limits of the only policy, if it counts every request by its key: nothing to match.
@@ -113,7 +110,6 @@ impl Evaluator {
             meter,
             memory,
             wait_queue,
-            unsettled: Arc::default(),
             limits,
             direct,
             is_single,
@@ -126,8 +122,7 @@ impl Evaluator {
     pub(super) fn with_policies(&self, policies: PolicySet) -> Self {
         let meter = self.meter.succeeded_by(names(&policies));
         let (memory, wait_queue) = (self.memory.clone(), self.wait_queue.clone());
-        let next = Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone());
-        Self { unsettled: self.unsettled.clone(), ..next }
+        Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone())
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -262,9 +257,6 @@ impl Evaluator {
 
     /// Returns the index of a policy in the statistics.
     pub(super) fn stats_index(&self, policy: PolicyName) -> usize {
-        if let Some(single) = self.single().filter(|single| single.policy == policy) {
-            return single.stats_index;
-        }
         self.policies.index_of(policy).unwrap_or(self.meter.inline_index())
     }
 

@@ -21,7 +21,6 @@ mod resolve;
 mod settled_units;
 mod shared;
 mod thresholds;
-mod unsettled;
 mod up_to;
 mod wait;
 mod wait_queue;

@@ -14,8 +14,8 @@ use super::{
     shared::complete,
 };
 use crate::{
-    Charge, ChargeBuf, Counter, Decision, Denied, Key, KeyRef, Limit, Outcomes, PolicyName,
-    Request, SettledCharge, StoreError,
+    Charge, ChargeBuf, Counter, Decision, Denied, Key, KeyRef, Limit, MemoryStore, Outcomes,
+    PolicyName, Request, SettledCharge, StoreError,
     algorithm::Outcome,
     store::memory::{
         Slot,
@@ -251,7 +251,6 @@ impl SharedLimiter {
             (charge.limit, charge.max_debt) = current.ok_or_else(|| no_limit(charge))?;
         }
         let settled = evaluator.record_failure(store.settle(&current, id.number, actual).await)?;
-        evaluator.unsettled.remove(id.number);
         let Some(settled) = settled else { return Ok(false) };
         let mut units = SettledUnits::new(evaluator);
         for (charge, settled) in current.iter().zip(settled) {
@@ -303,13 +302,7 @@ impl SharedLimiter {
         match self.evaluator.record_failure(complete(answer, sent.len())) {
             Ok(outcomes) => {
                 let now = self.evaluator.memory.now();
-                let evaluation = self.evaluator.conclude(resolved, outcomes, now, false);
-                if let Place::Store(charges) = &id.place
-                    && evaluation.decision.is_allowed()
-                {
-                    self.return_at_ttl(number, charges, ttl);
-                }
-                Ok((evaluation, id))
+                Ok((self.evaluator.conclude(resolved, outcomes, now, false), id))
             }
             Err(error @ StoreError::Unsupported(_)) => Err(error.into()),
             Err(_) => {
@@ -460,6 +453,25 @@ impl<R> Reserved<R> {
 }
 
 impl Evaluator {
+    /// Returns the store in memory, after the units of unsettled reservations that are due were returned to it.
+    #[inline]
+    pub(super) fn current_memory(&self) -> &MemoryStore {
+        if self.memory.has_returns() {
+            self.return_unsettled();
+        }
+        &self.memory
+    }
+
+    #[cold]
+    fn return_unsettled(&self) {
+        let current_limit = |reserved: &ReservedCharge| self.current_limit_of(reserved);
+        let mut units = SettledUnits::new(self);
+        self.memory.return_unsettled(current_limit, |reserved| {
+            self.notify(Some(reserved.id));
+            units.count_reserved(reserved, 0);
+        });
+    }
+
     /// Reserves in memory. Records nothing.
     fn reserve(
         &self,
@@ -523,8 +535,19 @@ impl Evaluator {
     /// Returns the limit that applies to a charge in memory now, and its maximum debt.
     pub(super) fn current_limit_of(&self, reserved: &ReservedCharge) -> (Limit, u64) {
         let ChargeOrigin { policy, counter, follows_policy, .. } = reserved.origin;
+        if let Some(single) = self.single_of(reserved)
+            && follows_policy
+        {
+            return (single.limit, single.max_debt);
+        }
         let current = || self.current_limit(policy, counter, reserved.limit);
         follows_policy.then(current).flatten().unwrap_or_else(|| reserved.unchanged_limit())
+    }
+
+    /// Returns the [single](Self::single) limit, if the charge was under it, or under a limit that it replaced.
+    #[inline]
+    pub(super) fn single_of(&self, reserved: &ReservedCharge) -> Option<&BoundLimit> {
+        self.single().filter(|single| single.scope == reserved.scope)
     }
 
     /// Returns the limit that replaced `limit` on a counter, and its maximum debt. `None` if no policy has the counter.
@@ -536,12 +559,6 @@ impl Evaluator {
     ) -> Option<(Limit, u64)> {
         if counter == Counter::Limit {
             return Some((limit, limit.capacity()));
-        }
-        if let Some(single) = self.single()
-            && (single.policy, single.counter) == (policy, counter)
-            && single.limit.counts_like(&limit)
-        {
-            return Some((single.limit, single.max_debt));
         }
         let charge = Charge::new(policy, KeyRef::new(b""), limit).counter(counter);
         let place = self.policies.index_of(policy)?;

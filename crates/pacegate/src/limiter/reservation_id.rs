@@ -2,7 +2,9 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 
-use crate::{Charge, ChargeBuf, Counter, KeyBuf, KeyRef, PolicyName, StoreError};
+use crate::{
+    Charge, ChargeBuf, Counter, KeyBuf, KeyRef, PolicyName, StoreError, policy::Unsettled,
+};
 
 /// The id of a reservation, to settle or cancel it later, also in another process on the same store.
 ///
@@ -43,6 +45,9 @@ pub(super) enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not the id of a reservation under these policies: pass the text of the id unchanged")]
 pub struct ReservationIdError;
+
+/// Added to the kind of a counter whose units are returned if the reservation is not settled.
+const RETURNED: u8 = 4;
 
 /// The first byte of an id.
 const VERSION: u8 = 1;
@@ -93,7 +98,8 @@ fn encode(bytes: &mut Vec<u8>, charge: &Charge<'_>) {
         Counter::Override(digest) => (1, digest),
         Counter::Limit => (2, 0),
     };
-    bytes.push(kind);
+    let is_returned = charge.unsettled == Unsettled::Return;
+    bytes.push(if is_returned { kind | RETURNED } else { kind });
     bytes.extend(digest.to_le_bytes());
     push(bytes, charge.limit.to_string().as_bytes());
     push_key(bytes, charge.key);
@@ -149,7 +155,9 @@ impl<'a> Reader<'a> {
     fn charge(&mut self) -> Option<ChargeBuf> {
         let policy = PolicyName::known(self.text()?)?;
         let (kind, digest) = (self.byte()?, u64::from_le_bytes(self.array()?));
-        let counter = match kind {
+        let is_returned = kind & RETURNED != 0;
+        let unsettled = if is_returned { Unsettled::Return } else { Unsettled::Keep };
+        let counter = match kind & !RETURNED {
             0 => Counter::Policy,
             1 => Counter::Override(digest),
             2 => Counter::Limit,
@@ -158,7 +166,7 @@ impl<'a> Reader<'a> {
         let limit = self.text()?.parse().ok()?;
         let key = self.key()?;
         let tag = if self.byte()? == 1 { self.key()? } else { key.clone() };
-        let charge = Charge::new(policy, key.as_ref(), limit).counter(counter);
+        let charge = Charge::new(policy, key.as_ref(), limit).counter(counter).unsettled(unsettled);
         Some(ChargeBuf::from(&Charge { tag: tag.as_ref(), ..charge }))
     }
 
@@ -217,7 +225,7 @@ mod tests {
         let key = KeyBuf::from_key(("eu", 42));
         let first = Charge::new(PolicyName::INLINE, key.as_ref(), limit);
         let second = Charge::new("reservation-id".parse().unwrap(), "alice", Limit::per_hour(3));
-        let second = Charge { tag: key.as_ref(), ..second };
+        let second = Charge { tag: key.as_ref(), ..second }.unsettled(Unsettled::Return);
         let second = second.counter(Counter::Override(99));
         ReservationId::in_store(u128::MAX - 1, &[first, second]).unwrap()
     }
@@ -231,6 +239,7 @@ mod tests {
         let (first, second) = (charges[0].as_charge(), charges[1].as_charge());
         assert_eq!((again.number, first.limit.capacity()), (u128::MAX - 1, 20));
         assert_eq!((first.counter, second.counter), (Counter::Limit, Counter::Override(99)));
+        assert_eq!((first.unsettled, second.unsettled), (Unsettled::Keep, Unsettled::Return));
         assert_eq!((second.key, second.tag), (KeyRef::new(b"alice"), first.key));
     }
 

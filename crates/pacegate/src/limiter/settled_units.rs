@@ -41,7 +41,11 @@ impl<'a> SettledUnits<'a> {
     /// Counts a charge in memory.
     pub(super) fn count_reserved(&mut self, reserved: &ReservedCharge, actual: u64) {
         let ChargeOrigin { policy, counter, is_recorded, .. } = reserved.origin;
-        if is_recorded {
+        if let Some(single) = self.evaluator.single_of(reserved)
+            && is_recorded
+        {
+            self.evaluator.meter.count_settled(single.stats_index, reserved.units, actual);
+        } else if is_recorded {
             self.count((policy, counter), &reserved.limit, reserved.units, actual);
         }
     }

@@ -352,11 +352,7 @@ impl SharedLimiter {
     /// Does not check that the store supports the new limits. Call [`Store::supports`] for each policy first, or build
     /// a new limiter.
     pub fn with_policies(&self, policies: PolicySet) -> Self {
-        let evaluator: Arc<LazyEvaluator> = Arc::new(self.evaluator.with_policies(policies).into());
-        if self.store.is_some() {
-            evaluator.unsettled.register(&self.evaluator);
-            evaluator.unsettled.register(&evaluator);
-        }
+        let evaluator = Arc::new(self.evaluator.with_policies(policies).into());
         Self { evaluator, store: self.store.clone() }
     }
 

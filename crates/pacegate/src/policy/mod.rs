@@ -225,9 +225,8 @@ pub enum Unsettled {
     Keep,
     /// The estimate is returned, as far as it still counts. Choose it if work that was not settled did not take place.
     ///
-    /// In memory it is returned before the next decision. In a shared store, the limiter that made the reservation
-    /// returns it, a thousandth of the time to live later and some milliseconds. If that limiter is dropped before, or
-    /// if the store does not answer for 20 seconds, the estimate stays charged.
+    /// It is returned before the next decision for the key after the time to live, also if the process that made the
+    /// reservation has ended: a shared store does it.
     Return,
 }
 

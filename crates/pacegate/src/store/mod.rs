@@ -141,6 +141,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The id is random and new. No charge has a recorded [`Excess`], a lease applies to none, and no two charges have
     /// the same counter. An error means that nothing was charged, unless its [variant](StoreError) allows it.
     ///
+    /// If the reservation was not settled within `ttl`, it ends. The units of those charges whose [`Charge::unsettled`]
+    /// is [`Unsettled::Return`] are then returned, as [`Store::settle`] does with 0 units, in the same atomic step as
+    /// the next call for their counter, before it and under its limit. All calls for the counter have the same
+    /// [`Charge::unsettled`], except while a configuration changes: a call that keeps units returns none.
+    ///
     /// Default: [unsupported](StoreError::Unsupported).
     fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
         let _ = (charges, id, ttl);
@@ -168,21 +173,6 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ) -> Reply<'_, Option<SettledCharges>> {
         let _ = (charges, id, actual);
         Reply::Ready(Err(StoreError::no_reservations()))
-    }
-
-    /// Ends the reservation `id`, whose time to live is over and which was not settled. Returns the units of those
-    /// charges whose [`Charge::unsettled`] is [`Unsettled::Return`], as [`Store::settle`] does with 0 units; the others
-    /// stay charged. The answer is `None` if the reservation is not known any more, or if its time to live is not over
-    /// by the clock of the store; then nothing changes.
-    ///
-    /// Called by the limiter that made the reservation, a thousandth of the time to live after its end and some
-    /// milliseconds. If the store fails, the call is repeated for 20 seconds, so keep the record of a reservation for
-    /// half a minute longer. [`Store::settle`] must treat it as not open.
-    ///
-    /// Default: `None`. A store that returns such units by itself needs no more.
-    fn expire(&self, charges: &[Charge<'_>], id: u128) -> Reply<'_, Option<SettledCharges>> {
-        let _ = (charges, id);
-        Reply::Ready(Ok(None))
     }
 
     /// Claims an event of the counter of a charge, so that of all processes only one reports it, and only once.
@@ -585,10 +575,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
         actual: u64,
     ) -> Reply<'_, Option<SettledCharges>> {
         (**self).settle(charges, id, actual)
-    }
-
-    fn expire(&self, charges: &[Charge<'_>], id: u128) -> Reply<'_, Option<SettledCharges>> {
-        (**self).expire(charges, id)
     }
 
     fn claim(&self, charge: &Charge<'_>, claim: Claim) -> Reply<'_, bool> {

@@ -136,6 +136,33 @@ fn a_store_in_memory_returns_units_by_itself() {
     });
 }
 
+/// Limiters that share a store in memory know the current limits, the store does not. At the old rate, the bucket would
+/// still lack units of the reservation.
+#[test]
+fn a_shared_store_in_memory_returns_units_under_the_limit_of_the_next_call() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::new(100, clock.clone());
+    let policies = |limit| PolicySet::new([policy("tokens", limit)]).unwrap();
+    let limiter = SharedLimiter::new(store, policies("1/minute burst 100"));
+    pollster::block_on(async {
+        for key in ["alice", "bob"] {
+            let _lost = limiter.reserve(key, 100, TTL).await.unwrap();
+        }
+        let faster = limiter.with_policies(policies("600/minute burst 100"));
+        clock.advance(TTL - TICK);
+        assert!(faster.check_cost("alice", 100).await.unwrap().is_allowed());
+        clock.advance(TICK);
+        // The first call after the ttl is for another key, and at the old rate.
+        assert_eq!(limiter.peek("carol").await.unwrap().remaining(), 100);
+        assert_eq!(faster.peek("alice").await.unwrap().remaining(), 0, "all were refilled before");
+        assert_eq!(
+            limiter.peek("bob").await.unwrap().remaining(),
+            99,
+            "a part of one was refilled"
+        );
+    });
+}
+
 /// An unsettled reservation has the same effect as one that is cancelled at that instant.
 #[test]
 fn a_return_equals_a_cancellation_at_the_end_of_the_ttl() {

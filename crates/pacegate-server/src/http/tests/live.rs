@@ -211,6 +211,16 @@ async fn a_policy_with_overrides_that_never_decides_has_its_own_usage() {
 }
 
 #[tokio::test]
+async fn debt_is_usage_above_the_limit() {
+    let tokens = Policy::new("tokens", ["100/day"]).per(["user"]);
+    let server = Server::with(Settings::new(PolicySet::new([tokens]).unwrap()));
+    let spent = r#"{"attributes":{"user":"alice"},"cost":140,"spent":true}"#;
+    assert_eq!(server.check(spent).await.status, 429);
+    let live = server.get("/v1/live").await.json();
+    assert_eq!(of(&live, "tokens")["used"], json!(1.4));
+}
+
+#[tokio::test]
 async fn recent_decisions_of_a_key_are_returned() {
     let server = Server::new();
     let start = server.clock.now().as_micros() / 1_000_000;

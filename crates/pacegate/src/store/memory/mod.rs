@@ -25,6 +25,7 @@ mod table;
 mod tenants;
 
 use std::{
+    slice,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -42,7 +43,7 @@ use self::{
     lock::Lock,
     logs::Logs,
     overflow::Overflows,
-    reservations::{ChargeOrigin, RESERVATION_SHARDS, Reservations, ReservedCharge},
+    reservations::{ChargeOrigin, DueCharges, RESERVATION_SHARDS, Reservations, ReservedCharge},
     room::Room,
     share::{Owner, Registry, Share},
     table::Table,
@@ -146,6 +147,10 @@ struct Shards {
     /// The time to live of the first reservation whose units are returned ends not before this instant, in
     /// microseconds. `u64::MAX` if there is none.
     next_return: CachePadded<AtomicU64>,
+    /// Only of a store that limiters share: they know the current limits. Locked alone.
+    due: Lock<DueCharges>,
+    /// The number of charges in `due`. Changed under its lock.
+    due_charges: AtomicU64,
     overflowed: CachePadded<AtomicU64>,
     /// The number of the next sweep, which selects the shard.
     next_tended: CachePadded<AtomicUsize>,
@@ -317,10 +322,6 @@ impl MemoryStore {
         }
     }
 
-    pub(crate) fn max_keys(&self) -> usize {
-        self.inner.max_keys
-    }
-
     pub(crate) async fn sleep_until(&self, until: crate::Timestamp) {
         match &self.inner.time {
             Time::System(_) => SystemClock::new().sleep_until(until).await,
@@ -449,18 +450,18 @@ impl Default for MemoryStore {
     }
 }
 
-/// Every reply is [`Reply::Ready`]. Request ids are not supported. The units of unsettled reservations are returned
-/// before each call, under the limits with which they were charged.
+/// Every reply is [`Reply::Ready`]. Request ids are not supported.
 impl Store for MemoryStore {
     fn charge(&self, charges: &[Charge<'_>], id: Option<&[u8]>) -> Reply<'_, Outcomes> {
         if id.is_some() {
             return Reply::Ready(Err(StoreError::no_ids()));
         }
-        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let scopes: SmallVec<[Scope; 4]> =
             charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
-        Reply::Ready(Ok(self.charge_all(&slots.collect::<SmallVec<[Slot<'_>; 4]>>()).0))
+        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
+        self.return_unsettled_to(&slots);
+        Reply::Ready(Ok(self.charge_all(&slots).0))
     }
 
     fn charge_up_to(
@@ -472,17 +473,19 @@ impl Store for MemoryStore {
         if id.is_some() {
             return Reply::Ready(Err(StoreError::no_ids()));
         }
-        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let scopes: Vec<Scope> = charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
-        let (units, outcomes, _) = self.charge_slots_up_to(&slots.collect::<Vec<_>>(), most);
+        let slots: Vec<Slot<'_>> = slots.collect();
+        self.return_unsettled_to(&slots);
+        let (units, outcomes, _) = self.charge_slots_up_to(&slots, most);
         Reply::Ready(Ok((units, outcomes)))
     }
 
     fn update(&self, charge: &Charge<'_>, update: Update) -> Reply<'_, bool> {
-        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let scope = self.scope_of(charge);
-        Reply::Ready(Ok(self.update_slot(&self.slot(charge, &scope), update)))
+        let slot = self.slot(charge, &scope);
+        self.return_unsettled_to(slice::from_ref(&slot));
+        Reply::Ready(Ok(self.update_slot(&slot, update)))
     }
 
     fn clear(&self, policies: &[PolicyName]) -> Reply<'_, u64> {
@@ -490,11 +493,11 @@ impl Store for MemoryStore {
     }
 
     fn reserve(&self, charges: &[Charge<'_>], id: u128, ttl: Duration) -> Reply<'_, Outcomes> {
-        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
         let scopes: SmallVec<[Scope; 4]> =
             charges.iter().map(|charge| self.scope_of(charge)).collect();
         let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
         let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
+        self.return_unsettled_to(&slots);
         let origin = |place: usize| {
             let Charge { policy, counter, unsettled, .. } = charges[place];
             let (follows_policy, is_recorded, key) = (true, false, None);
@@ -510,10 +513,13 @@ impl Store for MemoryStore {
         id: u128,
         actual: u64,
     ) -> Reply<'_, Option<SettledCharges>> {
-        self.return_unsettled(ReservedCharge::unchanged_limit, |_| {});
-        let identity = |charge: &Charge<'_>| self.identity(&self.scope_of(charge), charge.key);
-        let ids: SmallVec<[Identity; 4]> = charges.iter().map(identity).collect();
-        let place = |reserved: &ReservedCharge| ids.iter().position(|id| *id == reserved.id);
+        let scopes: SmallVec<[Scope; 4]> =
+            charges.iter().map(|charge| self.scope_of(charge)).collect();
+        let slots = charges.iter().zip(&scopes).map(|(charge, scope)| self.slot(charge, scope));
+        let slots: SmallVec<[Slot<'_>; 4]> = slots.collect();
+        self.return_unsettled_to(&slots);
+        let place =
+            |reserved: &ReservedCharge| slots.iter().position(|slot| slot.id == reserved.id);
         let current_limit = |reserved: &ReservedCharge| match place(reserved) {
             Some(place) => (charges[place].limit, charges[place].max_debt),
             None => reserved.unchanged_limit(),
@@ -558,6 +564,8 @@ impl Shards {
                 .collect(),
             reserved: Room::new(max_keys),
             next_return: CachePadded::new(AtomicU64::new(u64::MAX)),
+            due: Lock::new(DueCharges::default()),
+            due_charges: AtomicU64::new(0),
             overflowed: CachePadded::new(AtomicU64::new(0)),
             next_tended: CachePadded::new(AtomicUsize::new(0)),
         }

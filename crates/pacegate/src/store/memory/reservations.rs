@@ -6,6 +6,7 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
+    hash::{BuildHasherDefault, Hasher},
     time::Duration,
 };
 
@@ -27,12 +28,34 @@ use crate::{
 /// One shard of the open reservations.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
-    open: HashMap<u128, OpenReservation, foldhash::fast::RandomState>,
+    open: HashMap<u128, OpenReservation, BuildHasherDefault<RandomBits>>,
     /// When each reservation expires whose units stay charged. Also has some that were settled before.
     due: Expiries,
     /// When each reservation expires of which units are returned. Also has some that were settled before.
     returned: Expiries,
 }
+
+/// Uses a part of a random id as its hash. The other bits select the shard.
+#[derive(Debug, Default)]
+struct RandomBits(u64);
+
+impl Hasher for RandomBits {
+    fn write_u128(&mut self, id: u128) {
+        self.0 = (id >> 64) as u64;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // Not used for ids.
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Charges of reservations whose time to live is over, of which units are returned when their key is used.
+pub(super) type DueCharges = HashMap<Identity, Vec<ReservedCharge>, foldhash::fast::RandomState>;
 
 /// The instants at which reservations expire, the first one on top.
 type Expiries = BinaryHeap<Reverse<(u64, u128)>>;
@@ -48,7 +71,7 @@ struct OpenReservation {
 /// Units of a reservation under one limit.
 #[derive(Clone, Debug)]
 pub(crate) struct ReservedCharge {
-    scope: Scope,
+    pub(crate) scope: Scope,
     pub(crate) id: Identity,
     pub(crate) limit: Limit,
     pub(crate) origin: ChargeOrigin,
@@ -150,23 +173,24 @@ impl MemoryStore {
         let inner = self.shards();
         let Some(reservation) = inner.reservations_of(id).lock().remove(id) else { return false };
         inner.reserved.give_back(reservation.share, 1);
-        if reservation.expires <= inner.time.now() {
-            self.return_charges(&reservation, current_limit, |charge| {
+        let now = inner.time.now();
+        if reservation.expires <= now {
+            self.return_charges(&reservation, now, current_limit, |charge| {
                 each(charge, charge.limit, None);
             });
             return false;
         }
         for charge in &reservation.charges {
             let (limit, max_debt) = current_limit(charge);
-            let outcome = self.settle_charge(charge, (limit, max_debt), actual);
+            let outcome = self.settle_charge(charge, (limit, max_debt), actual, now);
             each(charge, limit, outcome);
         }
         true
     }
 
-    /// Returns `true` if there may be reservations whose units are [returned](Unsettled::Return).
+    /// Returns `true` if units of reservations are [returned](Unsettled::Return) once their time to live is over.
     #[inline]
-    pub(crate) fn has_unsettled_returns(&self) -> bool {
+    pub(crate) fn has_returns(&self) -> bool {
         self.shards().next_return.load(Ordering::Relaxed) < u64::MAX
     }
 
@@ -178,19 +202,28 @@ impl MemoryStore {
         current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
         mut each: impl FnMut(&ReservedCharge),
     ) {
+        let now = self.now();
+        for reservation in self.shards().take_due() {
+            self.return_charges(&reservation, now, &current_limit, &mut each);
+        }
+    }
+
+    /// Returns the units of reservations whose time to live is over to these slots, under their limits. Those of other
+    /// keys wait for a call with these keys, because their limits may have changed.
+    pub(super) fn return_unsettled_to(&self, slots: &[Slot<'_>]) {
         let inner = self.shards();
-        let now = inner.time.now();
-        if inner.next_return.load(Ordering::Relaxed) > now {
+        if self.has_returns() {
+            let due = inner.take_due().into_iter().flat_map(|reservation| reservation.charges);
+            for charge in due.filter(ReservedCharge::is_returned) {
+                inner.add_due(charge);
+            }
+        }
+        if inner.due_charges.load(Ordering::Relaxed) == 0 {
             return;
         }
-        // Set first: a reservation that is added meanwhile lowers it again.
-        inner.next_return.store(u64::MAX, Ordering::Relaxed);
-        for shard in &inner.reservations {
-            let (due, next) = shard.0.lock().take_returned(now);
-            inner.next_return.fetch_min(next, Ordering::Relaxed);
-            for reservation in due {
-                inner.reserved.give_back(reservation.share, 1);
-                self.return_charges(&reservation, &current_limit, &mut each);
+        for slot in slots {
+            for charge in inner.remove_due(slot.id) {
+                self.settle_charge(&charge, (*slot.limit, 0), 0, inner.time.now());
             }
         }
     }
@@ -199,21 +232,24 @@ impl MemoryStore {
     fn return_charges(
         &self,
         reservation: &OpenReservation,
+        now: u64,
         current_limit: impl Fn(&ReservedCharge) -> (Limit, u64),
         mut each: impl FnMut(&ReservedCharge),
     ) {
         for charge in reservation.charges.iter().filter(|charge| charge.is_returned()) {
-            self.settle_charge(charge, current_limit(charge), 0);
+            self.settle_charge(charge, current_limit(charge), 0, now);
             each(charge);
         }
     }
 
-    /// Returns the outcome of a charge beyond the reserved units, and its instant.
+    /// Returns the outcome of a charge beyond the reserved units, and its instant. `now` was read just before.
+    #[inline]
     fn settle_charge(
         &self,
         charge: &ReservedCharge,
         (limit, max): (Limit, u64),
         actual: u64,
+        now: u64,
     ) -> Option<(Outcome, u64)> {
         let slot = Slot {
             scope: &charge.scope,
@@ -229,24 +265,25 @@ impl MemoryStore {
             return outcomes.first().map(|outcome| (*outcome, now));
         }
         if let Some(charged) = charge.charged.filter(|_| slot.cost > 0) {
-            self.return_units(&slot, charge.units, charged);
+            self.return_units(&slot, charge.units, charged, now);
         }
         None
     }
 
     /// Returns up to the cost of the slot to where `reserved` units were charged.
-    fn return_units(&self, slot: &Slot<'_>, reserved: u64, charged: ChargedState) {
+    #[inline]
+    fn return_units(&self, slot: &Slot<'_>, reserved: u64, charged: ChargedState, now: u64) {
         let inner = self.shards();
         let charged_at = charged.state.at().as_micros();
         if slot.limit.algorithm().keeps_log() {
             let mut logs = inner.logs_of(slot.id).lock();
-            let now = logs.shard_clock.advance(&inner.time, inner.time.now());
+            let now = logs.shard_clock.advance(&inner.time, now);
             let freed = logs.return_units(slot.id, slot.limit, now, (charged_at, slot.cost));
             inner.entries.give_back(slot.share(), freed);
             return;
         }
         let mut table = inner.cells_of(slot.id).lock();
-        let now = table.shard_clock.advance(&inner.time, inner.time.now());
+        let now = table.shard_clock.advance(&inner.time, now);
         let Some(place) = table.find(slot.id) else { return };
         let mut units = slot.cost;
         if slot.limit.algorithm() == Algorithm::TokenBucket {
@@ -287,6 +324,41 @@ impl ReservedCharge {
 }
 
 impl Shards {
+    /// Removes all reservations whose time to live is over and of which units are returned.
+    fn take_due(&self) -> Vec<OpenReservation> {
+        let (now, mut due) = (self.time.now(), Vec::new());
+        if self.next_return.load(Ordering::Relaxed) > now {
+            return due;
+        }
+        // Set first: a reservation that is added meanwhile lowers it again.
+        self.next_return.store(u64::MAX, Ordering::Relaxed);
+        for shard in &self.reservations {
+            let next = shard.0.lock().take_returned(now, &mut due);
+            self.next_return.fetch_min(next, Ordering::Relaxed);
+        }
+        due.iter().for_each(|reservation| self.reserved.give_back(reservation.share, 1));
+        due.sort_by_key(|reservation| reservation.expires);
+        due
+    }
+
+    /// Keeps units until their key is used. If there are too many, all of them stay charged.
+    fn add_due(&self, charge: ReservedCharge) {
+        let mut due = self.due.lock();
+        if self.due_charges.load(Ordering::Relaxed) >= self.reserved.max() as u64 {
+            due.clear();
+            self.due_charges.store(0, Ordering::Relaxed);
+        }
+        due.entry(charge.id).or_default().push(charge);
+        self.due_charges.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn remove_due(&self, id: Identity) -> Vec<ReservedCharge> {
+        let mut due = self.due.lock();
+        let charges = due.remove(&id).unwrap_or_default();
+        self.due_charges.fetch_sub(charges.len() as u64, Ordering::Relaxed);
+        charges
+    }
+
     /// Takes room for a reservation, which is that of a share as for keys.
     #[inline]
     fn take_room(&self, share: Share) -> Result<(), StoreError> {
@@ -337,18 +409,17 @@ impl Reservations {
         self.open.insert(id, reservation);
     }
 
-    /// Removes the expired reservations of which units are returned. Also returns the instant at which the next one
-    /// expires; `u64::MAX` if there is none.
-    fn take_returned(&mut self, now: u64) -> (Vec<OpenReservation>, u64) {
-        let mut expired = Vec::new();
+    /// Moves the expired reservations of which units are returned to `expired`. Returns the instant at which the next
+    /// one expires; `u64::MAX` if there is none.
+    fn take_returned(&mut self, now: u64, expired: &mut Vec<OpenReservation>) -> u64 {
         while let Some(&Reverse((due, id))) = self.returned.peek() {
             if due > now {
-                return (expired, due);
+                return due;
             }
             self.returned.pop();
             expired.extend(self.open.remove(&id));
         }
-        (expired, u64::MAX)
+        u64::MAX
     }
 
     fn remove(&mut self, id: u128) -> Option<OpenReservation> {
