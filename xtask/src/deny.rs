@@ -35,8 +35,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     advisories()
 }
 
-/// Returns the packages of the workspace and their dependencies. `bench`, `fuzz` and `sim` are separate workspaces
-/// and are not distributed, so they are not checked.
+/// Returns the packages of the workspace and their dependencies. `bench` and `fuzz` are separate workspaces and are
+/// not distributed, so they are not checked.
 fn metadata() -> anyhow::Result<Value> {
     let output = Command::new("cargo")
         .args(["metadata", "--format-version", "1", "--locked"])

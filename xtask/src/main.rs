@@ -27,7 +27,8 @@ use anyhow::{Context, bail};
 const USAGE: &str = "\
 usage: cargo xtask <task>
 
-  test [--long]           run all tests, then tidy; --long tries a million random histories
+  test [--long]           run all tests and tidy; --long tries a million random histories
+  test --untimed          run only what may take any time: doc tests, simulator, loom, portable, recipes
   bench engine            compare the engine with other libraries
   bench redis             compare the Redis store with other approaches, on Redis and Valkey
   bench service           compare the server with other servers
@@ -65,6 +66,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
     match *args {
         ["test"] => test::run(test::Histories::Some),
         ["test", "--long"] => test::run(test::Histories::Million),
+        ["test", "--untimed"] => test::run_untimed(),
         ["bench", "agree"] => agree::run(),
         ["bench", "agree", pacegate] => agree::run_with(pacegate),
         ["bench", name, ref options @ ..] => bench::run(name, options),

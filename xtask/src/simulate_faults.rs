@@ -4,7 +4,7 @@ use crate::command::cargo;
 
 /// Runs the simulator with these options.
 pub(crate) fn run(options: &[&str]) -> anyhow::Result<()> {
-    let words = "run --quiet --release --manifest-path sim/Cargo.toml --target-dir target/sim --";
+    let words = "run --quiet --profile simulation --package pacegate-sim --";
     let words: Vec<&str> = words.split(' ').chain(options.iter().copied()).collect();
     cargo(&words, &[])
 }

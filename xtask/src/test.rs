@@ -1,10 +1,15 @@
 use std::{
+    fs::File,
     io::{self, Write},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
+use anyhow::{Context, ensure};
+
 use crate::{
-    command::{cargo, timed},
+    command::{cargo, root, timed},
     portable, recipes, servers, tidy,
 };
 
@@ -15,36 +20,87 @@ pub(crate) enum Histories {
     Million,
 }
 
-/// The cargo commands, the fastest first.
-const STEPS: [&str; 5] = [
-    "test --workspace --lib --bins --examples",
-    "test --workspace --test it --test fronts --test servers",
-    // Most of the time these tests wait for failovers or for windows to end.
+/// Builds all tests at once, so that the compiler always has work for all cores.
+const BUILD: &str = "test --workspace --no-run";
+
+/// Tests with real servers and deadlines.
+const TIMED: [&str; 3] = [
+    "test --workspace --lib --bins --exclude pacegate-examples --exclude pacegate-sim",
+    // Most of the time these tests wait for other processes, or for windows to end.
     "test --workspace --test redis -- --test-threads 4",
-    "test --workspace --doc",
-    "test --release --manifest-path sim/Cargo.toml --target-dir target/sim",
+    "test --workspace --test it --test fronts --test servers -- --test-threads 4",
 ];
+
+/// Tests that may take any time.
+const UNTIMED: [&str; 2] =
+    ["test --workspace --doc", "test --workspace --test differential --test seeds"];
 
 /// With a separate target directory, so that its flags do not rebuild everything else.
 const LOOM: &str = "test -p pacegate --lib --target-dir target/loom loom";
 
-/// Installs missing servers, runs all tests, then `tidy`. Stops at the first failure.
+/// Installs missing servers, then runs all tests and `tidy`.
 pub(crate) fn run(histories: Histories) -> anyhow::Result<()> {
-    let long: &[_] = match histories {
-        Histories::Some => &[],
-        Histories::Million => &[("PACEGATE_LONG", "1")],
-    };
     let mut times = Times::default();
     times.measure("servers", servers::run)?;
-    for step in STEPS {
-        times.measure(step, || cargo(&words(step), long))?;
-    }
-    let loom = [long, &[("RUSTFLAGS", "--cfg pacegate_loom")]].concat();
-    times.measure("loom", || cargo(&words(LOOM), &loom))?;
-    times.measure("recipes", recipes::run_sample)?;
-    times.measure("portable", portable::run)?;
-    times.measure("tidy", tidy::run)?;
+    times.measure(BUILD, || cargo(&words(BUILD), &[]))?;
+    let untimed = Background::start(histories)?;
+    let mut steps = TIMED.into_iter();
+    let timed = steps
+        .try_for_each(|step| times.measure(step, || cargo(&words(step), histories.variables())));
+    let untimed = times.measure("wait for the untimed tests", || untimed.finish());
+    timed.and(untimed)?;
     Ok(times.print()?)
+}
+
+/// Runs the tests that may take any time. [`run`] starts this in another process.
+pub(crate) fn run_untimed() -> anyhow::Result<()> {
+    let mut times = Times::default();
+    times.measure("tidy", tidy::run)?;
+    for step in UNTIMED {
+        times.measure(step, || cargo(&words(step), &[]))?;
+    }
+    let loom = [("RUSTFLAGS", "--cfg pacegate_loom")];
+    times.measure("loom", || cargo(&words(LOOM), &loom))?;
+    times.measure("portable", portable::run)?;
+    times.measure("recipes", recipes::run_sample)?;
+    Ok(times.print()?)
+}
+
+/// The untimed tests in another process, at low priority: they compute while the timed ones wait.
+struct Background {
+    process: Child,
+    log: PathBuf,
+}
+
+impl Background {
+    fn start(histories: Histories) -> anyhow::Result<Self> {
+        let log = root().join("target/untimed-tests.log");
+        let output = File::create(&log)?;
+        let mut command = Command::new("nice");
+        command.args(["-n", "19", "cargo", "xtask", "test", "--untimed"]).current_dir(root());
+        command.envs(histories.variables().iter().copied());
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let process = command.spawn().context("cannot start `nice`")?;
+        Ok(Self { process, log })
+    }
+
+    /// Waits for the end, and prints the output.
+    fn finish(mut self) -> anyhow::Result<()> {
+        let status = self.process.wait()?;
+        io::copy(&mut File::open(&self.log)?, &mut io::stdout().lock())?;
+        ensure!(status.success(), "the untimed tests failed: see {}", self.log.display());
+        Ok(())
+    }
+}
+
+impl Histories {
+    /// Returns the environment variables that tests read.
+    fn variables(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Some => &[],
+            Self::Million => &[("PACEGATE_LONG", "1")],
+        }
+    }
 }
 
 /// The time that each step took, builds included.
@@ -81,7 +137,6 @@ mod tests {
     use std::{fs, path::Path};
 
     use super::*;
-    use crate::command::root;
 
     /// Returns the names of the test programs of the packages in a directory.
     fn programs(packages: &Path) -> Vec<String> {
@@ -96,10 +151,11 @@ mod tests {
 
     #[test]
     fn every_test_program_is_run() {
-        let steps = STEPS.join(" ");
-        let programs = programs(&root().join("crates"));
-        assert!(programs.len() > 5, "{programs:?}");
-        for program in programs {
+        let steps = [&TIMED[..], &UNTIMED].concat().join(" ");
+        let mut found = programs(&root().join("crates"));
+        found.extend(programs(root()));
+        assert!(found.len() > 7, "{found:?}");
+        for program in found {
             assert!(steps.contains(&format!("--test {program}")), "no step runs {program}");
         }
     }

@@ -5,12 +5,12 @@ use std::{
 
 use anyhow::anyhow;
 use pacegate::{Limit, PolicyName};
-use pacegate_server::{LocalError, parse_inline_limits};
+use pacegate_server::{LocalError, Units, parse_inline_limits};
 use serde_json::Value;
 
 use super::{
     CommandError,
-    decider::{self, InlineLimits, RequestArgs, Units},
+    decider::{self, InlineLimits, RequestArgs},
     runtime,
 };
 

@@ -16,7 +16,7 @@ use pacegate::{
     policy::{Match, Policy},
 };
 use pacegate_server::{
-    Client, ConfigSource, Environment, LocalEngine, LocalError, Overrides, Settings,
+    Client, ConfigSource, Environment, LocalEngine, LocalError, Overrides, Settings, Units,
 };
 use pacegate_tools::format_seconds;
 use serde_json::{Value, json};
@@ -90,16 +90,6 @@ pub(super) struct InlineLimits<'a> {
     pub(super) limits: &'a [Limit],
 }
 
-/// The units of a check.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Units {
-    pub(super) cost: u64,
-    /// They are already spent: record them in full.
-    pub(super) spent: bool,
-    /// Take fewer if fewer are left.
-    pub(super) up_to: bool,
-}
-
 /// Returns the hint for a failed check: `otherwise`, unless the store is unavailable.
 pub(super) fn hint(error: &anyhow::Error, otherwise: &'static str) -> &'static str {
     match error.downcast_ref() {
@@ -154,8 +144,8 @@ impl RequestArgs {
     }
 
     /// Returns the request with the given attributes.
-    pub(super) fn to_request(&self, cost: u64) -> Request<'_> {
-        let request = Request::new().in_domain(&self.domain).cost(cost);
+    pub(super) fn to_request(&self) -> Request<'_> {
+        let request = Request::new().in_domain(&self.domain);
         self.attributes.iter().fold(request, |request, one| request.with(&one.name, &one.value))
     }
 
@@ -220,22 +210,13 @@ impl Decider {
         inline: Option<InlineLimits<'_>>,
         units: Units,
     ) -> anyhow::Result<Response> {
-        let Units { cost, spent, up_to } = units;
         match self {
             Self::Local(engine) => {
                 let text = match inline {
-                    Some(InlineLimits { key, limits }) if up_to => {
-                        engine.check_inline_up_to(key, limits, cost).await?
-                    }
                     Some(InlineLimits { key, limits }) => {
-                        engine.check_inline(key, limits, cost, spent).await?
+                        engine.check_inline(key, limits, units).await?
                     }
-                    None if up_to => engine.check_up_to(&request.to_request(cost)).await?,
-                    None => {
-                        let request = request.to_request(cost);
-                        let request = if spent { request.spent() } else { request };
-                        engine.check(&request).await?
-                    }
+                    None => engine.check(&request.to_request(), units).await?,
                 };
                 Ok(Response { value: serde_json::from_str(&text)?, text })
             }

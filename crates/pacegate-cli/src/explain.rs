@@ -64,7 +64,7 @@ async fn print_explanation(args: &Explain) -> Result<ExitCode, CommandError> {
 
 async fn explanation(decider: &Decider, request: &RequestArgs) -> anyhow::Result<Value> {
     match decider {
-        Decider::Local(engine) => Ok(engine.explain(&request.to_request(0)).await?),
+        Decider::Local(engine) => Ok(engine.explain(&request.to_request()).await?),
         Decider::Server(client) => {
             let body = decider::body_of_attributes(request);
             let (status, answer) = client.ask("/v1/explain", Some(body)).await?;

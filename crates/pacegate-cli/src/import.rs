@@ -13,14 +13,15 @@ use super::{CommandError, print};
 #[command(after_long_help = EXAMPLES)]
 pub(super) struct Import {
     /// The other rate limiter
-    format: Format,
+    #[arg(value_name = "FORMAT")]
+    origin: Origin,
 
     /// Its file
     file: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Format {
+enum Origin {
     /// The limits file of limitador
     Limitador,
 }
@@ -36,8 +37,8 @@ pub(super) fn run(args: &Import) -> Result<ExitCode, CommandError> {
         let error = anyhow::Error::from(error).context(args.file.display().to_string());
         CommandError::new(error, "cannot read the file", "check the path of the file")
     })?;
-    let converted = match args.format {
-        Format::Limitador => limitador::convert(&text),
+    let converted = match args.origin {
+        Origin::Limitador => limitador::convert(&text),
     };
     let converted = converted.map_err(|error| {
         let hint = "correct these limits, or write them as policies: see docs/migrate/limitador.md";

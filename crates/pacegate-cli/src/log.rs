@@ -20,7 +20,7 @@ pub(super) struct LogArgs {
 
     /// Log format [default: text]
     #[arg(long = "log-format", value_name = "FORMAT", env = "PACEGATE_LOG_FORMAT")]
-    format: Option<Format>,
+    format: Option<LogFormat>,
 
     /// Send traces to this OTLP/HTTP collector, such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
@@ -32,7 +32,7 @@ pub(super) struct LogArgs {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Format {
+enum LogFormat {
     /// Plain text
     Text,
     /// One JSON object per line
@@ -67,10 +67,10 @@ pub(super) fn start(
         }
     };
     let events = fmt::layer().with_writer(io::stderr);
-    let theirs = deployment.filter(|it| it.json).map_or(Format::Text, |_| Format::Json);
+    let theirs = deployment.filter(|it| it.json).map_or(LogFormat::Text, |_| LogFormat::Json);
     let events = match args.format.unwrap_or(theirs) {
-        Format::Text => events.with_target(false).with_ansi(is_terminal()).boxed(),
-        Format::Json => events.json().flatten_event(true).boxed(),
+        LogFormat::Text => events.with_target(false).with_ansi(is_terminal()).boxed(),
+        LogFormat::Json => events.json().flatten_event(true).boxed(),
     };
     let registry = tracing_subscriber::registry();
     let started = match &exporter {

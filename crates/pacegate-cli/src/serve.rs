@@ -1,5 +1,4 @@
 use std::{
-    io,
     num::NonZeroUsize,
     path::{Path, PathBuf},
     pin::pin,
@@ -7,11 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    CommandError, log, print_line, runtime,
-    sample::Sample,
-    signals::{EndSignals, ReloadSignal},
-};
+use super::{CommandError, log, print_line, runtime, sample::Sample, signals};
 use clap::{ArgMatches, error::ErrorKind, parser::ValueSource};
 use pacegate_redis::Layout;
 use pacegate_server::{
@@ -117,10 +112,6 @@ impl From<DescriptorMode> for Descriptors {
     }
 }
 
-fn signals() -> io::Result<(EndSignals, ReloadSignal)> {
-    Ok((EndSignals::listen()?, ReloadSignal::listen()?))
-}
-
 impl Serve {
     /// Gives the command line precedence over PACEGATE_CONFIG, and rejects FILE together with --config.
     pub(super) fn resolve_sources(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -196,11 +187,16 @@ async fn serve(
     })?;
     let reloader = server.reloader(source);
     // Install the handlers before printing `ready`, because signals may arrive right after it.
-    let (mut end, reload) = signals().map_err(|error| {
+    let no_signals = |error| {
         let hint = "raise the limit for open files, for example with ulimit -n 4096";
         CommandError::new(error, "cannot listen for signals", hint)
-    })?;
-    let mut end = pin!(end.recv());
+    };
+    let mut end = pin!(signals::end().map_err(no_signals)?);
+    let reloads = signals::reload({
+        let reloader = reloader.clone();
+        move || reload(reloader.clone())
+    });
+    let reloads = reloads.map_err(no_signals)?;
     server.wait_for_store().await;
     let config_client = reloader.follow_config_servers();
     if let Some(client) = &config_client {
@@ -211,7 +207,7 @@ async fn serve(
     }
     greet(&server);
     tokio::spawn(reloader.clone().watch());
-    tokio::spawn(reload_on_signal(reload, reloader.clone()));
+    tokio::spawn(reloads);
     if !server.run(reloader, end).await {
         tracing::warn!("closed connections that did not drain in time");
     }
@@ -269,10 +265,7 @@ fn greet(server: &Server) {
     print_line(format_args!("ready: {policies} {plural}, state in {state}"));
 }
 
-async fn reload_on_signal(mut signal: ReloadSignal, reloader: Arc<Reloader>) {
-    while signal.recv().await.is_some() {
-        let reloader = reloader.clone();
-        // The reloader logs errors.
-        let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
-    }
+async fn reload(reloader: Arc<Reloader>) {
+    // The reloader logs errors.
+    let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
 }

@@ -3,44 +3,38 @@
 use std::io;
 
 #[cfg(unix)]
-pub(super) use unix::{EndSignals, ReloadSignal};
+pub(super) use unix::{end, reload};
 #[cfg(windows)]
-pub(super) use windows::{EndSignals, ReloadSignal};
+pub(super) use windows::{end, reload};
 
 #[cfg(unix)]
 mod unix {
-    use tokio::signal::unix::{Signal, SignalKind, signal};
+    use tokio::signal::unix::{SignalKind, signal};
 
     use super::io;
 
-    /// SIGTERM and SIGINT.
-    pub(crate) struct EndSignals([Signal; 2]);
-
-    /// SIGHUP.
-    pub(crate) struct ReloadSignal(Signal);
-
-    impl EndSignals {
-        pub(crate) fn listen() -> io::Result<Self> {
-            Ok(Self([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]))
-        }
-
-        pub(crate) async fn recv(&mut self) {
-            let [terminate, interrupt] = &mut self.0;
+    /// Listens for SIGTERM and SIGINT from now on. The future ends with the first of them.
+    pub(crate) fn end() -> io::Result<impl Future<Output = ()>> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        Ok(async move {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-        }
+        })
     }
 
-    impl ReloadSignal {
-        pub(crate) fn listen() -> io::Result<Self> {
-            signal(SignalKind::hangup()).map(Self)
-        }
-
-        pub(crate) async fn recv(&mut self) -> Option<()> {
-            self.0.recv().await
-        }
+    /// Listens for SIGHUP from now on. The future calls `reload` for each one.
+    pub(crate) fn reload<F: Future + Send>(
+        reload: impl Fn() -> F + Send,
+    ) -> io::Result<impl Future<Output = ()> + Send> {
+        let mut hangup = signal(SignalKind::hangup())?;
+        Ok(async move {
+            while hangup.recv().await.is_some() {
+                reload().await;
+            }
+        })
     }
 }
 
@@ -48,38 +42,27 @@ mod unix {
 mod windows {
     use std::future;
 
-    use tokio::signal::windows::{CtrlBreak, CtrlC, CtrlClose, ctrl_break, ctrl_c, ctrl_close};
+    use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close};
 
     use super::io;
 
-    /// Ctrl-C, Ctrl-Break and the end of the console.
-    pub(crate) struct EndSignals(CtrlC, CtrlBreak, CtrlClose);
-
-    /// Windows has no signal to reload. The server still reloads files that change, and on `POST /v1/reload`.
-    pub(crate) struct ReloadSignal;
-
-    impl EndSignals {
-        pub(crate) fn listen() -> io::Result<Self> {
-            Ok(Self(ctrl_c()?, ctrl_break()?, ctrl_close()?))
-        }
-
-        pub(crate) async fn recv(&mut self) {
+    /// Listens for Ctrl-C, Ctrl-Break and the end of the console from now on. The future ends with the first of them.
+    pub(crate) fn end() -> io::Result<impl Future<Output = ()>> {
+        let (mut interrupt, mut stop, mut close) = (ctrl_c()?, ctrl_break()?, ctrl_close()?);
+        Ok(async move {
             tokio::select! {
-                _ = self.0.recv() => {}
-                _ = self.1.recv() => {}
-                _ = self.2.recv() => {}
+                _ = interrupt.recv() => {}
+                _ = stop.recv() => {}
+                _ = close.recv() => {}
             }
-        }
+        })
     }
 
-    impl ReloadSignal {
-        #[expect(clippy::unnecessary_wraps, reason = "the signature is that of Unix")]
-        pub(crate) fn listen() -> io::Result<Self> {
-            Ok(Self)
-        }
-
-        pub(crate) async fn recv(&mut self) -> Option<()> {
-            future::pending().await
-        }
+    /// Windows has no signal to reload. The server still reloads files that change, and on `POST /v1/reload`.
+    #[expect(clippy::unnecessary_wraps, reason = "the signature is that of Unix")]
+    pub(crate) fn reload<F: Future + Send>(
+        _: impl Fn() -> F + Send,
+    ) -> io::Result<impl Future<Output = ()> + Send> {
+        Ok(future::pending())
     }
 }

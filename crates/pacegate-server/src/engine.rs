@@ -147,11 +147,7 @@ impl Engine {
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<BatchDecision, CheckError> {
-        let blocked = match self.blocks.any() {
-            true => self.blocked(charges, id).await?,
-            false => None,
-        };
-        let batch = match blocked {
+        let batch = match self.blocked(charges, id).await? {
             Some(batch) => batch,
             None => self.unblocked(charges, id).await?,
         };
@@ -169,11 +165,7 @@ impl Engine {
     ) -> Result<Grant, CheckError> {
         // Units that are not granted are not spent.
         let charges: Vec<_> = charges.iter().map(|charge| charge.excess(Excess::Reject)).collect();
-        let blocked = match self.blocks.any() {
-            true => self.blocked(&charges, id).await?,
-            false => None,
-        };
-        let grant = match blocked {
+        let grant = match self.blocked(&charges, id).await? {
             Some(batch) => Grant { units: 0, decision: batch.decision },
             None => self.charges().check_up_to(&charges, id).await?,
         };
@@ -268,13 +260,16 @@ impl Engine {
         }
     }
 
-    /// Denies charges of which at least one is blocked. The others are peeked, and take nothing. Units that have
-    /// already been spent are recorded.
+    /// Denies charges of which at least one is blocked, and returns `None` if none is. The others are peeked, and take
+    /// nothing. Units that have already been spent are recorded.
     async fn blocked(
         &self,
         charges: &[Charge<'_>],
         id: Option<&[u8]>,
     ) -> Result<Option<BatchDecision>, CheckError> {
+        if !self.blocks.any() {
+            return Ok(None);
+        }
         let waits: SmallVec<[_; 4]> = charges.iter().map(|charge| self.wait(charge)).collect();
         if waits.iter().all(Option::is_none) {
             return Ok(None);

@@ -59,22 +59,45 @@ pub(crate) struct Unmet {
 
 /// The state of one limit.
 #[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "StateOfLimit")]
 pub(crate) struct LimitState {
-    pub(crate) limit: String,
-    /// True if one unit would be admitted.
-    pub(crate) allowed: bool,
-    pub(crate) remaining: u64,
-    /// Seconds until one unit is admitted. Null if it is now, or never will be.
-    pub(crate) retry_after: Option<Seconds>,
-    pub(crate) reset_after: Seconds,
-    /// The source of the decision.
-    pub(crate) source: &'static str,
+    #[serde(flatten)]
+    #[schemars(with = "DecisionFields")]
+    pub(crate) decision: Decision,
     /// The current window of a calendar period. Absent for other limits.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) window: Option<WindowModel>,
+    window: Option<WindowModel>,
     /// Units recorded beyond the capacity, which later requests wait for. Absent if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) debt: Option<u64>,
+    debt: Option<u64>,
+}
+
+/// The fields of a [`Decision`], which serializes itself.
+#[derive(Debug, JsonSchema)]
+#[schemars(rename = "LimitDecision")]
+#[cfg_attr(test, derive(serde::Deserialize), serde(deny_unknown_fields))]
+#[expect(dead_code, reason = "the schema of a type of the library")]
+pub(crate) struct DecisionFields {
+    /// True if the request is allowed.
+    allowed: bool,
+    /// The policy that decided; the tightest if several apply. Null if no policy applies.
+    policy: Option<String>,
+    /// The limit that decided, such as `100/minute`.
+    limit: Option<String>,
+    /// Units left. Null without a limit.
+    remaining: Option<u64>,
+    /// Seconds until the same request would be allowed. Null if it is allowed, or never will be.
+    #[schemars(range(min = 0))]
+    retry_after: Option<f64>,
+    /// Seconds until the limit is unused again.
+    #[schemars(range(min = 0))]
+    reset_after: f64,
+    /// `store`, `overflow`, `deny-cache`, `lease`, `fallback`, `blocked` or `unlimited`.
+    source: String,
+    /// True if a policy in shadow mode would have denied the request.
+    shadow_denied: bool,
+    /// True if a failure mode decided because the store did not answer.
+    degraded: bool,
 }
 
 /// A window, by the clock of this server.
@@ -189,23 +212,15 @@ impl Unmet {
 }
 
 impl LimitState {
-    fn new(decision: &Decision, now: Timestamp) -> Self {
-        Self {
-            window: decision.limit().and_then(|limit| WindowModel::new(&limit, now)),
-            limit: decision.limit().map(|limit| limit.to_string()).unwrap_or_default(),
-            allowed: decision.is_allowed(),
-            remaining: decision.remaining(),
-            retry_after: decision.retry_after().map(Seconds),
-            reset_after: Seconds(decision.reset_after()),
-            source: decision.source().as_str(),
-            debt: Some(decision.debt()).filter(|debt| *debt > 0),
-        }
+    pub(crate) fn new(decision: &Decision, now: Timestamp) -> Self {
+        let window = decision.limit().and_then(|limit| WindowModel::new(&limit, now));
+        Self { decision: *decision, window, debt: Some(decision.debt()).filter(|debt| *debt > 0) }
     }
 }
 
 impl WindowModel {
     /// Returns the current window of a calendar period, or `None` for another limit.
-    pub(crate) fn new(limit: &Limit, now: Timestamp) -> Option<Self> {
+    fn new(limit: &Limit, now: Timestamp) -> Option<Self> {
         limit.calendar()?;
         let window = limit.window_at(now)?;
         let seconds = |instant: Timestamp| instant.as_micros() / 1_000_000;

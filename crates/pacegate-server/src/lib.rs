@@ -38,7 +38,7 @@ pub use self::{
     envoy::{ConfigClient, Logging, WrittenRule},
     inline_limits::InlineLimitError,
     listeners::{ListenAddresses, ListenerId},
-    local::{LocalEngine, LocalError, parse_inline_limits},
+    local::{LocalEngine, LocalError, Units, parse_inline_limits},
     reload::{ReloadError, Reloader},
     server::{Endpoint, Server, StartError},
     source::{ConfigSource, Overrides, SourceError},

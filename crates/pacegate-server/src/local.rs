@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pacegate::{
-    BuildError, Charge, CheckError, Decision, Grant, KeyRef, Limit, Limiter, PolicyName, Request,
-    SharedLimiter, Source, policy::FailureMode,
+    BuildError, CheckError, Decision, Grant, Limit, Limiter, Request, SharedLimiter,
+    policy::FailureMode,
 };
 use pacegate_redis::{ConnectError, RedisStore, UrlError};
 use serde_json::Value;
@@ -23,6 +23,17 @@ pub struct LocalEngine {
     engine: Engine,
     /// The failure mode of inline limits.
     inline_failure: FailureMode,
+}
+
+/// The units of a check.
+#[derive(Clone, Copy, Debug)]
+pub struct Units {
+    /// Their number.
+    pub cost: u64,
+    /// They are already spent: record them in full.
+    pub spent: bool,
+    /// Take fewer if fewer are left. The decision then has their number in `granted`.
+    pub up_to: bool,
 }
 
 /// Reasons why a request cannot be decided locally.
@@ -81,61 +92,37 @@ impl LocalEngine {
     ///
     /// # Errors
     ///
-    /// If the cost can never be admitted, or the store is unavailable.
-    pub async fn check(&self, request: &Request<'_>) -> Result<String, LocalError> {
-        self.answer(self.engine.check(request).await?)
+    /// If the cost can never be admitted, or the store is unavailable or does not support it.
+    pub async fn check(&self, request: &Request<'_>, units: Units) -> Result<String, LocalError> {
+        let request = request.clone().cost(units.cost);
+        let request = if units.spent { request.spent() } else { request };
+        self.decide(&Check::Policies(request), units).await
     }
 
-    /// Charges a request with as many units as there are, up to its cost. Returns the decision as JSON, with the number
-    /// of units in `granted`.
+    /// Decides a key by inline limits. See [`LocalEngine::check`].
     ///
     /// # Errors
     ///
-    /// If the store is unavailable or does not support it.
-    pub async fn check_up_to(&self, request: &Request<'_>) -> Result<String, LocalError> {
-        self.grant(&Check::Policies(request.clone())).await
-    }
-
-    /// Charges a key with as many units as its inline limits have, up to `most`. See [`LocalEngine::check_up_to`].
-    ///
-    /// # Errors
-    ///
-    /// If the store is unavailable or does not support it.
-    pub async fn check_inline_up_to(
-        &self,
-        key: &str,
-        limits: &[Limit],
-        most: u64,
-    ) -> Result<String, LocalError> {
-        let (key, limits) = (key.as_bytes(), limits.iter().copied().collect());
-        self.grant(&Check::Inline { key, limits, cost: most, id: None, spent: false }).await
-    }
-
-    async fn grant(&self, check: &Check<'_>) -> Result<String, LocalError> {
-        let Grant { units, decision } = check.decide_up_to(&self.engine).await?;
-        let mut answer: Value = serde_json::from_str(&self.answer(decision)?)?;
-        answer["granted"] = units.into();
-        Ok(answer.to_string())
-    }
-
-    /// Decides a key by inline limits. `spent`: the cost is recorded in full. Returns the decision as JSON.
-    ///
-    /// # Errors
-    ///
-    /// If the cost can never be admitted, or the store is unavailable.
+    /// As [`LocalEngine::check`].
     pub async fn check_inline(
         &self,
         key: &str,
         limits: &[Limit],
-        cost: u64,
-        spent: bool,
+        units: Units,
     ) -> Result<String, LocalError> {
-        let charge = |&limit: &Limit| {
-            let charge = Charge::new(PolicyName::INLINE, KeyRef::new(key.as_bytes()), limit);
-            if spent { charge.cost(cost).spent() } else { charge.cost(cost) }
-        };
-        let charges: Vec<_> = limits.iter().map(charge).collect();
-        self.answer(self.engine.check_batch(&charges, None).await?.decision)
+        let Units { cost, spent, .. } = units;
+        let (key, limits) = (key.as_bytes(), limits.iter().copied().collect());
+        self.decide(&Check::Inline { key, limits, cost, id: None, spent }, units).await
+    }
+
+    async fn decide(&self, check: &Check<'_>, units: Units) -> Result<String, LocalError> {
+        if !units.up_to {
+            return self.answer(check.decide(&self.engine).await?);
+        }
+        let Grant { units, decision } = check.decide_up_to(&self.engine).await?;
+        let mut answer: Value = serde_json::from_str(&self.answer(decision)?)?;
+        answer["granted"] = units.into();
+        Ok(answer.to_string())
     }
 
     fn answer(&self, decision: Decision) -> Result<String, LocalError> {
@@ -155,7 +142,7 @@ impl LocalEngine {
     pub async fn explain(&self, request: &Request<'_>) -> Result<Value, LocalError> {
         let explanation = explain::explain(&self.engine, 1, request).await?;
         let mut limits = explanation.policies.iter().flat_map(|policy| &policy.limits);
-        if limits.any(|limit| limit.source == Source::Fallback.as_str()) {
+        if limits.any(|limit| limit.decision.is_degraded()) {
             return Err(LocalError::Undecided);
         }
         Ok(serde_json::to_value(explanation).unwrap_or_default())

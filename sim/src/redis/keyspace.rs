@@ -35,6 +35,9 @@ pub enum Value {
 /// The result of a command, where `Err` is an error reply.
 type Answer = Result<Reply, String>;
 
+/// The score and the name of a member of a sorted set.
+type Member = (f64, Vec<u8>);
+
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const NOT_A_FLOAT: &str = "ERR value is not a valid float";
@@ -259,7 +262,7 @@ impl Keyspace {
         })
     }
 
-    fn sorted_set(&self, key: &[u8]) -> Result<&[(f64, Vec<u8>)], String> {
+    fn sorted_set(&self, key: &[u8]) -> Result<&[Member], String> {
         match self.entries.get(key).map(|entry| &entry.value) {
             None => Ok(&[]),
             Some(Value::SortedSet(members)) => Ok(members),
@@ -268,7 +271,7 @@ impl Keyspace {
     }
 
     fn sorted_set_command(&mut self, name: &str, key: &[u8], args: &[Vec<u8>]) -> Option<Answer> {
-        let read = |keyspace: &Self, answer: fn(&[(f64, Vec<u8>)], &[Vec<u8>]) -> Answer| {
+        let read = |keyspace: &Self, answer: fn(&[Member], &[Vec<u8>]) -> Answer| {
             // Invalid arguments are reported before a wrong type.
             answer(&[], args)?;
             keyspace.sorted_set(key).and_then(|members| answer(members, args))
@@ -306,7 +309,7 @@ impl Keyspace {
     fn change_set<T>(
         &mut self,
         key: &[u8],
-        change: impl FnOnce(&mut Vec<(f64, Vec<u8>)>) -> T,
+        change: impl FnOnce(&mut Vec<Member>) -> T,
     ) -> Result<T, String> {
         self.sorted_set(key)?;
         let empty = || Entry { value: Value::SortedSet(Vec::new()), expires: None };
@@ -388,10 +391,10 @@ fn bound(text: &[u8]) -> Option<Bound> {
 }
 
 fn within<'a>(
-    members: &'a [(f64, Vec<u8>)],
+    members: &'a [Member],
     low: &[u8],
     high: &[u8],
-) -> Result<impl Iterator<Item = &'a (f64, Vec<u8>)>, String> {
+) -> Result<impl Iterator<Item = &'a Member>, String> {
     let not_a_float = || "ERR min or max is not a float".to_owned();
     let low = bound(low).ok_or_else(not_a_float)?;
     let high = bound(high).ok_or_else(not_a_float)?;
@@ -399,7 +402,7 @@ fn within<'a>(
 }
 
 /// Returns the members from one rank to another, with scores if asked for.
-fn ranked(members: &[(f64, Vec<u8>)], args: &[Vec<u8>]) -> Answer {
+fn ranked(members: &[Member], args: &[Vec<u8>]) -> Answer {
     let with_scores = match &args[2..] {
         [] => false,
         [option] if option.eq_ignore_ascii_case(b"WITHSCORES") => true,
@@ -412,7 +415,7 @@ fn ranked(members: &[(f64, Vec<u8>)], args: &[Vec<u8>]) -> Answer {
     }))
 }
 
-fn with_score((score, member): (f64, Vec<u8>)) -> [Reply; 2] {
+fn with_score((score, member): Member) -> [Reply; 2] {
     [Reply::Bulk(member), Reply::bulk(format_score(score))]
 }
 

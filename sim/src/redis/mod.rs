@@ -121,7 +121,7 @@ impl Redis {
                 self.run_script(&digest, rest)
             }
             ("SCRIPT", [word, text]) if word.eq_ignore_ascii_case(b"LOAD") => {
-                self.scripts.load(text).map_or_else(not_run, |digest| Reply::bulk(digest))
+                self.scripts.load(text).map_or_else(not_run, Reply::bulk)
             }
             ("SCRIPT", [word, ..]) if word.eq_ignore_ascii_case(b"FLUSH") => {
                 self.scripts.flush();

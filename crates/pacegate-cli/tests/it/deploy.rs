@@ -91,6 +91,20 @@ fn the_network_policy_covers_the_pods_and_their_ports() {
     }
 }
 
+/// Without one of its members, Cargo builds nothing.
+#[test]
+fn images_are_built_from_all_members_of_the_workspace() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = [")).unwrap();
+    let members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
+    assert!(members.contains(&"crates/*"), "{members:?}");
+    for ignored in read("docker/Dockerfile.dockerignore").lines() {
+        let is_part = |member: &&&str| member.split('/').next() == ignored.split('/').next();
+        assert_eq!(members.iter().find(is_part), None, "{ignored} is ignored");
+    }
+}
+
 #[test]
 fn base_images_can_be_pinned_by_digest() {
     let file = read("docker/Dockerfile");

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use pacegate::{
-    Decision, Limit, MemoryUsage, Policy, PolicyName, PolicyStats, Request, Stats, Timestamp,
-    TopKey,
+    Decision, Limit, MemoryUsage, Policy, PolicyName, PolicyStats, Request, Stats, TopKey,
     policy::{FailureMode, Match, Missing, Mode, Unsettled},
 };
 use pacegate_redis::{RedisStats, ServerStats};
@@ -15,39 +14,11 @@ use super::ProblemDetails;
 use crate::{
     active_config::{ActiveConfig, Revision, State},
     engine::Engine,
-    explain::{ConditionModel, Seconds, WindowModel},
+    explain::{ConditionModel, DecisionFields, LimitState, Seconds},
     live::{MAX_SHOWN_CHARS, key_of, text_of},
     metrics::ListenerMetrics,
     outage::StoreOutage,
 };
-
-/// The fields of a [`Decision`], which serializes itself.
-#[derive(Debug, JsonSchema)]
-#[schemars(rename = "LimitDecision")]
-#[cfg_attr(test, derive(serde::Deserialize), serde(deny_unknown_fields))]
-#[expect(dead_code, reason = "the schema of a type of the library")]
-pub(super) struct DecisionFields {
-    /// True if the request is allowed.
-    allowed: bool,
-    /// The policy that decided; the tightest if several apply. Null if no policy applies.
-    policy: Option<String>,
-    /// The limit that decided, such as `100/minute`.
-    limit: Option<String>,
-    /// Units left. Null without a limit.
-    remaining: Option<u64>,
-    /// Seconds until the same request would be allowed. Null if it is allowed, or never will be.
-    #[schemars(range(min = 0))]
-    retry_after: Option<f64>,
-    /// Seconds until the limit is unused again.
-    #[schemars(range(min = 0))]
-    reset_after: f64,
-    /// `store`, `overflow`, `deny-cache`, `lease`, `fallback`, `blocked` or `unlimited`.
-    source: String,
-    /// True if a policy in shadow mode would have denied the request.
-    shadow_denied: bool,
-    /// True if a failure mode decided because the store did not answer.
-    degraded: bool,
-}
 
 /// The decision for a request. If several limits apply, the tightest decides.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
@@ -122,22 +93,7 @@ pub(super) struct StateResponse {
     /// Revision of the configuration that decided.
     pub(super) revision: u64,
     /// The limits that apply.
-    pub(super) limits: Vec<LimitStateResponse>,
-}
-
-/// The state of one limit.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "StateOfLimit")]
-pub(super) struct LimitStateResponse {
-    #[serde(flatten)]
-    #[schemars(with = "DecisionFields")]
-    decision: Decision,
-    /// The current window of a calendar period. Absent for other limits.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    window: Option<WindowModel>,
-    /// Units recorded beyond the capacity, which later requests wait for. Absent if there are none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    debt: Option<u64>,
+    pub(super) limits: Vec<LimitState>,
 }
 
 /// The result of a change.
@@ -392,13 +348,6 @@ struct LatencyModel {
     p50: Option<Seconds>,
     /// 99 % of the decisions took at most this time. The highest value, 10, stands for 10 seconds or more.
     p99: Option<Seconds>,
-}
-
-impl LimitStateResponse {
-    pub(super) fn new(decision: &Decision, now: Timestamp) -> Self {
-        let window = decision.limit().and_then(|limit| WindowModel::new(&limit, now));
-        Self { decision: *decision, window, debt: Some(decision.debt()).filter(|debt| *debt > 0) }
-    }
 }
 
 impl PolicyModel {

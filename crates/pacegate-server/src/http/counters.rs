@@ -7,13 +7,15 @@ use pacegate::Charge;
 
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
-    bodies::{AcquireResponse, Done, LimitStateResponse, StateResponse},
+    bodies::{AcquireResponse, Done, StateResponse},
     permit::UnsentPermit,
     read_request,
     request::{self, CheckBody, PermitBody},
     response::{DecisionResponse, json, mark_degraded},
 };
-use crate::{active_config::Revision, blocks::NamedKey, config::Scope, service::Access};
+use crate::{
+    active_config::Revision, blocks::NamedKey, config::Scope, explain::LimitState, service::Access,
+};
 
 /// `GET /v1/state`: returns the state of limits without charging them.
 pub(super) async fn peek(shared: Context, request: Request) -> HttpResult {
@@ -35,7 +37,7 @@ async fn state(revision: &Revision, charges: &[Charge<'_>]) -> HttpResult {
     let batch = revision.engine.check_batch(charges, None).await?;
     let decision = batch.decision;
     let now = revision.engine.now();
-    let limits = batch.each.iter().map(|decision| LimitStateResponse::new(decision, now));
+    let limits = batch.each.iter().map(|decision| LimitState::new(decision, now));
     let state = StateResponse { decision, revision: revision.number, limits: limits.collect() };
     Ok(mark_degraded(decision.is_degraded(), json(&state)?))
 }

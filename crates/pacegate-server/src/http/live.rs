@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{
     Context, HttpResult, ProblemDetails, Shared,
     block::BlockResponse,
-    bodies::{DecisionCounts, DecisionFields, PolicyModel, ProcessReport},
+    bodies::{DecisionCounts, PolicyModel, ProcessReport},
     request::parse_query,
     response::json,
 };
@@ -24,7 +24,7 @@ use crate::{
     blocks::NamedKey,
     config::Scope,
     engine::Engine,
-    explain::Seconds,
+    explain::{DecisionFields, Seconds},
     live::{Counts, RecentDecision, Resolution, Used},
     thresholds::ThresholdModel,
 };

@@ -24,14 +24,6 @@ const RESTORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The terminal in raw mode; restored on drop. Panics are also covered by a hook.
 struct Screen(DefaultTerminal);
 
-/// The signals that end the program: SIGINT, SIGTERM and SIGHUP.
-#[cfg(unix)]
-struct ExitSignals([tokio::signal::unix::Signal; 3]);
-
-/// The signals that end the program. In raw mode, Ctrl-C is a key.
-#[cfg(windows)]
-struct ExitSignals(tokio::signal::windows::CtrlBreak, tokio::signal::windows::CtrlClose);
-
 /// Shows a view and fetches new data at the interval `every`, until a key or a signal ends it.
 pub async fn run<A>(mut view: View, every: Duration, ask: A) -> io::Result<()>
 where
@@ -81,14 +73,14 @@ where
 /// may be blocked in a write to a stopped terminal.
 fn listen() -> io::Result<oneshot::Receiver<()>> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut ends = {
+    let end = {
         let _inside = runtime.enter();
-        ExitSignals::new()?
+        exit_signal()?
     };
     let (sender, receiver) = oneshot::channel();
     thread::spawn(move || {
         runtime.block_on(async {
-            ends.any().await;
+            end.await;
             // Sending fails only if the view has already ended.
             let _ = sender.send(());
             sleep(RESTORE_TIMEOUT).await;
@@ -123,40 +115,35 @@ fn events() -> mpsc::Receiver<Event> {
     receiver
 }
 
+/// Listens for SIGINT, SIGTERM and SIGHUP from now on. The future ends with the first of them.
 #[cfg(unix)]
-impl ExitSignals {
-    fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
+fn exit_signal() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
 
-        let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
-        let [interrupt, terminate, hangup] = all.map(signal);
-        Ok(Self([interrupt?, terminate?, hangup?]))
-    }
-
-    async fn any(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.0;
+    let all = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+    let [interrupt, terminate, hangup] = all.map(signal);
+    let (mut interrupt, mut terminate, mut hangup) = (interrupt?, terminate?, hangup?);
+    Ok(async move {
         tokio::select! {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
             _ = hangup.recv() => {}
         }
-    }
+    })
 }
 
+/// Listens for Ctrl-Break and the end of the console from now on. In raw mode, Ctrl-C is a key.
 #[cfg(windows)]
-impl ExitSignals {
-    fn new() -> io::Result<Self> {
-        use tokio::signal::windows::{ctrl_break, ctrl_close};
+fn exit_signal() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::windows::{ctrl_break, ctrl_close};
 
-        Ok(Self(ctrl_break()?, ctrl_close()?))
-    }
-
-    async fn any(&mut self) {
+    let (mut stop, mut close) = (ctrl_break()?, ctrl_close()?);
+    Ok(async move {
         tokio::select! {
-            _ = self.0.recv() => {}
-            _ = self.1.recv() => {}
+            _ = stop.recv() => {}
+            _ = close.recv() => {}
         }
-    }
+    })
 }
 
 impl Drop for Screen {

@@ -3,10 +3,8 @@ use std::collections::BTreeSet;
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
-use super::{
-    super::{bodies::DecisionFields, routes::routes},
-    *,
-};
+use super::{super::routes::routes, *};
+use crate::explain::DecisionFields;
 
 async fn document() -> Value {
     let reply = Server::new().get("/openapi.json").await;

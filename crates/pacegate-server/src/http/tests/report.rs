@@ -28,10 +28,10 @@ async fn an_explanation_has_unmet_conditions_and_limits() {
     let server = Server::new();
     let login = r#"{"domain":"shop","attributes":{"path":"/login","ip":"::1"}}"#;
     server.check(login).await;
-    let state = |limit: &str, remaining: u64, reset: f64| {
+    let state = |policy: &str, limit: &str, remaining: u64, reset: f64| {
         json!({
-            "limit": limit, "allowed": true, "remaining": remaining, "retry_after": null,
-            "reset_after": reset, "source": "store",
+            "policy": policy, "limit": limit, "allowed": true, "remaining": remaining, "retry_after": null,
+            "reset_after": reset, "source": "store", "shadow_denied": false, "degraded": false,
         })
     };
     let expected = json!({
@@ -40,11 +40,11 @@ async fn an_explanation_has_unmet_conditions_and_limits() {
             {
                 "policy": "login", "covers": true, "unmet": null, "override": null, "mode": "enforce",
                 "key": ["::1"],
-                "limits": [state("2/minute", 1, 60.0), state("3/hour", 2, 3600.0)],
+                "limits": [state("login", "2/minute", 1, 60.0), state("login", "3/hour", 2, 3600.0)],
             },
             {
                 "policy": "shop", "covers": true, "unmet": null, "override": null, "mode": "enforce",
-                "key": ["::1"], "limits": [state("5/second burst 10", 9, 0.2)],
+                "key": ["::1"], "limits": [state("shop", "5/second burst 10", 9, 0.2)],
             },
         ],
     });

@@ -3,6 +3,7 @@ use std::{
     time::Duration,
 };
 
+use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 
 use super::{super::wait::eventually, Chromium};
@@ -172,7 +173,7 @@ impl Page {
     /// Panics if the browser fails.
     pub fn picture(&self) -> Vec<u8> {
         let told = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
-        from_base64(told["data"].as_str().expect("screenshot data"))
+        BASE64_STANDARD.decode(told["data"].as_str().expect("data")).expect("data in base64")
     }
 
     /// Returns all errors and warnings of the console, with their source.
@@ -238,19 +239,4 @@ impl Seen {
 /// Quotes a text as a JavaScript literal.
 fn quoted(text: &str) -> Value {
     Value::from(text)
-}
-
-fn from_base64(text: &str) -> Vec<u8> {
-    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut held) = (0_u32, 0);
-    for digit in text.bytes().filter_map(|byte| DIGITS.iter().position(|digit| *digit == byte)) {
-        bits = bits << 6 | u32::try_from(digit).unwrap_or_default();
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push(u8::try_from(bits >> held & 0xff).unwrap_or_default());
-        }
-    }
-    bytes
 }
