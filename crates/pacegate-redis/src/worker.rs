@@ -166,6 +166,13 @@ impl NodeWorker {
         }
     }
 
+    /// [`NodeWorker::send_command`] for a command that has waited for another server. Wakes the task, because the
+    /// deadline of the command may be earlier than those of all queued requests.
+    fn send_forwarded(&self, command: Command) {
+        self.send_command(command);
+        self.wake.notify_one();
+    }
+
     fn push(&self, add: impl FnOnce(&mut Queue)) -> Result<(), StoreError> {
         let mut queue = self.queue.lock();
         if !self.is_open() {
@@ -323,7 +330,8 @@ impl NodeWorker {
     async fn expire_queued(&self) {
         let deadline = self.common.deadline;
         loop {
-            // A request that arrives later has a later deadline.
+            // A request that arrives later has a later deadline. A forwarded command wakes the task, which calls this
+            // again.
             let since = self.queue.lock().since().unwrap_or_else(Instant::now);
             sleep_until(since + deadline).await;
             let expired = self.queue.lock().expire(deadline);
@@ -401,7 +409,7 @@ impl NodeWorker {
         }
         match command.slot().and_then(|slot| cluster.worker_of(slot)) {
             Some(worker) if std::ptr::eq(&*worker, self) => return Some(command),
-            Some(worker) => worker.send_command(command),
+            Some(worker) => worker.send_forwarded(command),
             None => command.fail(&cluster::no_server()),
         }
         None
@@ -432,7 +440,7 @@ impl NodeWorker {
             false => cluster.worker(&address),
         };
         if worker.is_open() {
-            worker.send_command(command);
+            worker.send_forwarded(command);
         } else {
             tokio::spawn(worker.send_later(command));
         }
@@ -448,7 +456,7 @@ impl NodeWorker {
         for part in parts {
             match is_whole {
                 true => drop(tokio::spawn(owner.clone().send_later(part))),
-                false => owner.send_command(part),
+                false => owner.send_forwarded(part),
             }
         }
     }
@@ -462,7 +470,7 @@ impl NodeWorker {
         if self.is_late(&mut command) {
             return command.fail(&StoreError::Unavailable(SLOT_MIGRATES.to_owned()));
         }
-        self.send_command(command);
+        self.send_forwarded(command);
     }
 
     /// Returns whether all requests are cancelled, or too old for another attempt.
