@@ -1,15 +1,14 @@
 //! Injects faults until the workload ends, and then ends all of them.
 
+mod failover;
+mod migration;
+
 use std::time::Duration;
 
 use pacegate_testkit::Random;
 use tokio::{task::JoinSet, time::sleep};
 
-use crate::{
-    redis::{Condition, Keyspace},
-    scenario::FaultKind,
-    world::World,
-};
+use crate::{network::Route, redis::Condition, scenario::FaultKind, world::World};
 
 /// Injects faults. Returns their number after the last one has ended.
 pub(crate) async fn inject(world: World, mut random: Random) -> usize {
@@ -24,10 +23,11 @@ pub(crate) async fn inject(world: World, mut random: Random) -> usize {
         }
         let kind = random.pick(&world.scenario.faults);
         let host = random.below(world.scenario.hosts as u64) as usize;
+        let group = random.below(world.servers.groups() as u64) as usize;
         let lasts = Duration::from_millis(random.pick(&[5, 50, 150, 600, 1_200, 2_500]));
-        world.trace.event(format_args!("fault: {kind:?}, host {host}, {lasts:?}"));
-        let fault =
-            Fault { world: world.clone(), host, lasts, random: Random::new(random.number()) };
+        world.trace.event(format_args!("fault: {kind:?}, host {host}, group {group}, {lasts:?}"));
+        let random = Random::new(random.number());
+        let fault = Fault { world: world.clone(), host, group, lasts, random };
         running.spawn(fault.run(kind));
         count += 1;
     }
@@ -43,6 +43,8 @@ pub(crate) async fn inject(world: World, mut random: Random) -> usize {
 struct Fault {
     world: World,
     host: usize,
+    /// The master and its replica.
+    group: usize,
     lasts: Duration,
     random: Random,
 }
@@ -52,24 +54,32 @@ impl Fault {
         let network = self.world.network.clone();
         match kind {
             FaultKind::Partition => self.partition().await,
-            FaultKind::HalfOpen => network.silence(self.host),
+            FaultKind::HalfOpen => network.silence(self.route()),
             FaultKind::Cut => {
-                let bytes = self.random.below(2_000) as usize;
-                network.cut_after(self.host, bytes, self.random.one_in(2));
+                let (route, bytes) = (self.route(), self.random.below(2_000) as usize);
+                network.cut_after(route, bytes, self.random.one_in(2));
             }
             FaultKind::SlowPath => self.slow_path().await,
             FaultKind::Freeze => {
-                network.set_frozen(true);
+                let server = self.any_server();
+                network.set_frozen(server, true);
                 sleep(self.lasts).await;
-                network.set_frozen(false);
+                network.set_frozen(server, false);
             }
-            FaultKind::Restart => self.restart(Keyspace::default()).await,
+            FaultKind::Restart => self.restart().await,
             FaultKind::Failover => self.fail_over().await,
-            FaultKind::Demotion => self.condition(|it, on| it.is_replica = on).await,
+            FaultKind::Demotion => self.demote().await,
+            FaultKind::Migration => self.migrate().await,
             FaultKind::Loading => self.condition(|it, on| it.is_loading = on).await,
             FaultKind::OutOfMemory => self.condition(|it, on| it.is_out_of_memory = on).await,
-            FaultKind::ScriptFlush => network.with_redis(|redis| redis.flush_scripts()),
-            FaultKind::ServerClockStep => self.step_server_clock(),
+            FaultKind::ScriptFlush => {
+                network.with_redis(self.master(), |redis| redis.flush_scripts());
+            }
+            FaultKind::ServerClockStep => {
+                let by = self.draw_step();
+                network.clock(self.master()).step(by);
+                self.disturb_clock();
+            }
             FaultKind::HostClockStep => {
                 let by = self.draw_step();
                 self.world.hosts[self.host].clock.step(by);
@@ -82,15 +92,34 @@ impl Fault {
         }
     }
 
+    fn master(&self) -> usize {
+        self.world.servers.master(self.group)
+    }
+
+    /// Returns the master, or sometimes any other server.
+    fn any_server(&mut self) -> usize {
+        match self.world.servers.count() {
+            count @ 2.. if self.random.one_in(4) => self.random.below(count as u64) as usize,
+            _ => self.master(),
+        }
+    }
+
+    /// Returns the paths of the host to one server, or to all of them.
+    fn route(&mut self) -> Route {
+        let is_one = self.world.servers.count() > 1 && self.random.one_in(2);
+        Route { host: self.host, server: is_one.then(|| self.any_server()) }
+    }
+
     async fn partition(&mut self) {
         let (up, down) = self.random.pick(&[(true, true), (true, false), (false, true)]);
+        let route = self.route();
         let network = &self.world.network;
-        network.change_path(self.host, |path| {
+        network.change_paths(route, |path| {
             path.is_blocked_up |= up;
             path.is_blocked_down |= down;
         });
         sleep(self.lasts).await;
-        network.change_path(self.host, |path| {
+        network.change_paths(route, |path| {
             path.is_blocked_up &= !up;
             path.is_blocked_down &= !down;
         });
@@ -98,45 +127,18 @@ impl Fault {
 
     async fn slow_path(&mut self) {
         let least = self.random.pick(&[5, 20, 60, 150]);
+        let route = self.route();
         let network = &self.world.network;
-        network.change_path(self.host, |path| path.delay = (least, 3 * least));
+        network.change_paths(route, |path| path.delay = (least, 3 * least));
         sleep(self.lasts).await;
-        network.change_path(self.host, |path| path.delay = self.world.scenario.delay);
-    }
-
-    /// Restarts the server with these keys, after some time without a server.
-    async fn restart(&mut self, keyspace: Keyspace) {
-        let network = &self.world.network;
-        network.set_down(true);
-        network.with_redis(|redis| {
-            redis.flush_scripts();
-            redis.restore(keyspace);
-        });
-        self.disturb();
-        sleep(self.lasts).await;
-        network.set_down(false);
-    }
-
-    async fn fail_over(&mut self) {
-        let replicated = self.world.network.with_redis(|redis| redis.snapshot());
-        sleep(Duration::from_millis(self.random.below(300))).await;
-        let skew = self.random.below(20_000) as i64 - 10_000;
-        self.restart(replicated).await;
-        self.world.server_clock.step(skew);
-        self.disturb();
+        network.change_paths(route, |path| path.delay = self.world.scenario.delay);
     }
 
     async fn condition(&mut self, set: impl Fn(&mut Condition, bool)) {
-        let network = &self.world.network;
-        network.with_redis(|redis| set(&mut redis.condition, true));
+        let (network, server) = (&self.world.network, self.master());
+        network.with_redis(server, |redis| set(&mut redis.condition, true));
         sleep(self.lasts).await;
-        network.with_redis(|redis| set(&mut redis.condition, false));
-    }
-
-    fn step_server_clock(&mut self) {
-        let by = self.draw_step();
-        self.world.server_clock.step(by);
-        self.disturb();
+        network.with_redis(server, |redis| set(&mut redis.condition, false));
     }
 
     fn draw_step(&mut self) -> i64 {
@@ -144,8 +146,12 @@ impl Fault {
         self.random.below(2 * most) as i64 - most as i64
     }
 
-    /// Records that the server lost data or that its clock stepped.
-    fn disturb(&self) {
-        self.world.network.disturb();
+    /// Records that the clock of the master has stepped, which other masters may share.
+    fn disturb_clock(&self) {
+        let masters = match self.world.scenario.with_skew {
+            true => vec![self.master()],
+            false => self.world.servers.masters(),
+        };
+        masters.into_iter().for_each(|master| self.world.start_lineage(master));
     }
 }

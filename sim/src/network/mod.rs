@@ -1,16 +1,16 @@
-//! The network between hosts and the Redis server, and the streams over it.
+//! The network between hosts and servers, and the streams over it.
 //!
 //! A connection is reliable and ordered, as TCP is. Faults delay bytes, block a direction, lose a connection silently,
 //! or cut it after any byte. Bytes that cannot be delivered within [`SEND_TIMEOUT`] break the connection, as with
 //! `TCP_USER_TIMEOUT`; until then they are delivered even if the client has closed its stream.
 
+mod connection;
+mod server;
+
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     io,
-    ops::RangeInclusive,
-    pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -18,18 +18,22 @@ use pacegate::Clock;
 use pacegate_testkit::Random;
 use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     sync::Notify,
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
+pub use connection::SimulatedStream;
+use connection::{Connection, Direction, carry_down, carry_up};
+pub use server::{Program, Server};
+
 use crate::{
-    clock::MachineClock,
-    redis::{Redis, Session, resp},
+    clock::{MachineClock, VirtualTime},
+    ledger::Ledger,
+    redis::{Redis, resp, sentinel::Sentinel},
     trace::Trace,
 };
 
-/// The network and the server. Clones share them.
+/// The network and the servers. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Network {
     shared: Arc<Shared>,
@@ -41,46 +45,23 @@ struct Shared {
     /// Notified when a fault begins or ends.
     changed: Notify,
     trace: Trace,
-    /// The clock of the server.
-    clock: MachineClock,
+    time: VirtualTime,
 }
 
 #[derive(Debug)]
 struct State {
     random: Random,
-    redis: Redis,
-    /// One for each host.
-    paths: Vec<Path>,
-    /// The server refuses connections.
-    is_down: bool,
-    /// The server does not read from connections.
-    is_frozen: bool,
+    servers: Vec<Server>,
+    /// For each host: one for each server.
+    paths: Vec<Vec<Path>>,
     connections: BTreeMap<u64, Arc<Connection>>,
     next_connection: u64,
-    /// Virtual times at which the server lost data or its clock stepped.
-    disturbances: Vec<u64>,
-    /// Virtual times at which the server reset a key.
-    resets: Vec<u64>,
     /// Hosts whose connections broke, and the virtual times.
     broken: BTreeSet<(usize, u64)>,
-    /// Times that the clock of the server showed when it reset a key.
-    reset_times: BTreeSet<u64>,
-    /// For each time that the clock of the server showed when it ran commands: when that was.
-    served: BTreeMap<u64, Vec<Served>>,
+    ledger: Ledger,
 }
 
-/// When the server ran commands.
-#[derive(Clone, Copy, Debug)]
-pub struct Served {
-    /// The virtual time.
-    pub at: u64,
-    /// The number of disturbances before.
-    pub disturbances: usize,
-    /// The number of resets before.
-    pub resets: usize,
-}
-
-/// The path between a host and the server.
+/// The path between a host and a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
     /// Minimum and maximum milliseconds of a one-way delay.
@@ -91,52 +72,13 @@ pub struct Path {
     pub is_blocked_down: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    Up,
-    Down,
-}
-
-#[derive(Debug)]
-struct Connection {
-    id: u64,
-    host: usize,
-    state: Mutex<ConnectionState>,
-    sent_up: Notify,
-    sent_down: Notify,
-}
-
-#[derive(Debug, Default)]
-struct ConnectionState {
-    up: VecDeque<Chunk>,
-    down: VecDeque<Chunk>,
-    /// Bytes that the client can read.
-    inbox: VecDeque<u8>,
-    reader: Option<Waker>,
-    is_reset: bool,
-    is_closed_by_client: bool,
-    /// Nothing is delivered any more, and neither side notices.
-    is_silent: bool,
-    /// Bytes that still pass before the connection breaks.
-    cut_up: Option<usize>,
-    cut_down: Option<usize>,
-    /// The server's side: bytes of an incomplete command.
-    unparsed: Vec<u8>,
-    session: Session,
-}
-
-#[derive(Debug)]
-struct Chunk {
-    bytes: Vec<u8>,
-    written: Instant,
-    due: Instant,
-}
-
-/// The client's end of a connection.
-#[derive(Debug)]
-pub struct SimulatedStream {
-    network: Network,
-    connection: Arc<Connection>,
+/// The paths of a host: to one server, or to all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// The host.
+    pub host: usize,
+    /// The server; `None` means all.
+    pub server: Option<usize>,
 }
 
 /// Time after which undelivered bytes of a client break its connection: as in the store's environment.
@@ -144,64 +86,114 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time for which a server tries to send.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(600);
 
+impl Path {
+    /// Creates an open path with these minimum and maximum milliseconds of a one-way delay.
+    pub fn open(delay: (u64, u64)) -> Self {
+        Self { delay, is_blocked_up: false, is_blocked_down: false }
+    }
+}
+
+impl Route {
+    fn includes(self, host: usize, server: usize) -> bool {
+        self.host == host && self.server.is_none_or(|it| it == server)
+    }
+}
+
 impl Network {
-    /// Creates a network of `paths` to a server.
+    /// Creates a network between servers and a number of hosts.
     pub fn new(
-        redis: Redis,
-        clock: MachineClock,
-        paths: Vec<Path>,
+        servers: Vec<Server>,
+        (hosts, path): (usize, Path),
+        time: VirtualTime,
         random: Random,
         trace: Trace,
     ) -> Self {
+        let paths = vec![vec![path; servers.len()]; hosts];
         let state = State {
             random,
-            redis,
+            servers,
             paths,
-            is_down: false,
-            is_frozen: false,
             connections: BTreeMap::new(),
             next_connection: 1,
-            disturbances: Vec::new(),
-            resets: Vec::new(),
             broken: BTreeSet::new(),
-            reset_times: BTreeSet::new(),
-            served: BTreeMap::new(),
+            ledger: Ledger::default(),
         };
-        let shared = Shared { state: Mutex::new(state), changed: Notify::new(), trace, clock };
+        let shared = Shared { state: Mutex::new(state), changed: Notify::new(), trace, time };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Changes the server.
-    pub fn with_redis<T>(&self, change: impl FnOnce(&mut Redis) -> T) -> T {
-        change(&mut self.shared.state.lock().redis)
+    /// Changes a Redis server.
+    pub fn with_redis<T>(&self, server: usize, change: impl FnOnce(&mut Redis) -> T) -> T {
+        change(self.shared.state.lock().servers[server].redis())
     }
 
-    /// Changes the path of a host.
-    pub fn change_path(&self, host: usize, change: impl FnOnce(&mut Path)) {
-        change(&mut self.shared.state.lock().paths[host]);
+    /// Changes all sentinels.
+    pub fn with_sentinel<T>(&self, server: usize, change: impl FnOnce(&mut Sentinel) -> T) -> T {
+        match &mut self.shared.state.lock().servers[server].program {
+            Program::Sentinel(sentinel) => change(sentinel),
+            Program::Redis(_) => panic!("server {server} is not a sentinel"),
+        }
+    }
+
+    /// Reads or changes the record of commands.
+    pub fn with_ledger<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> T {
+        change(&mut self.shared.state.lock().ledger)
+    }
+
+    /// Returns the clock of a server.
+    pub fn clock(&self, server: usize) -> MachineClock {
+        self.shared.state.lock().servers[server].clock.clone()
+    }
+
+    /// Returns the name and port of a server.
+    pub fn address(&self, server: usize) -> (String, u16) {
+        self.shared.state.lock().servers[server].address.clone()
+    }
+
+    /// Moves a key from one node of a cluster to another. Returns false if it does not exist.
+    pub fn move_key(&self, key: &[u8], from: usize, to: usize) -> bool {
+        let servers = &mut self.shared.state.lock().servers;
+        let now = [from, to].map(|server| servers[server].clock.now().as_micros());
+        let Ok([from, to]) = servers.get_disjoint_mut([from, to]) else { return false };
+        from.redis().move_key(key, to.redis(), now.into())
+    }
+
+    /// Changes the paths of a route.
+    pub fn change_paths(&self, route: Route, change: impl Fn(&mut Path)) {
+        let paths = &mut self.shared.state.lock().paths[route.host];
+        let paths = paths.iter_mut().enumerate();
+        paths.filter(|(server, _)| route.includes(route.host, *server)).for_each(|it| change(it.1));
         self.shared.changed.notify_waiters();
     }
 
-    /// Stops the server, or starts it again. A stop breaks all connections.
-    pub fn set_down(&self, is_down: bool) {
-        self.shared.state.lock().is_down = is_down;
+    /// Stops a server, or starts it again. A stop breaks all connections.
+    pub fn set_down(&self, server: usize, is_down: bool) {
+        self.shared.state.lock().servers[server].is_down = is_down;
         if is_down {
-            self.break_all();
+            self.break_all(server);
         }
         self.shared.changed.notify_waiters();
     }
 
-    /// Stops the server from reading, or resumes it.
-    pub fn set_frozen(&self, is_frozen: bool) {
-        self.shared.state.lock().is_frozen = is_frozen;
+    /// Stops a server from reading, or resumes it.
+    pub fn set_frozen(&self, server: usize, is_frozen: bool) {
+        self.shared.state.lock().servers[server].is_frozen = is_frozen;
         self.shared.changed.notify_waiters();
     }
 
-    /// Breaks all connections. A client behind a blocked path does not notice.
-    pub fn break_all(&self) {
-        let connections = std::mem::take(&mut self.shared.state.lock().connections);
-        for connection in connections.into_values() {
-            let path = self.shared.state.lock().paths[connection.host];
+    /// Returns whether a server runs and reads.
+    pub fn is_available(&self, server: usize) -> bool {
+        let server = &self.shared.state.lock().servers[server];
+        !server.is_down && !server.is_frozen
+    }
+
+    /// Breaks all connections to a server. A client behind a blocked path does not notice.
+    pub fn break_all(&self, server: usize) {
+        for connection in self.connections(|it| it.server == server) {
+            let mut state = self.shared.state.lock();
+            state.connections.remove(&connection.id);
+            let path = state.paths[connection.host][server];
+            drop(state);
             match path.is_blocked_down {
                 true => connection.silence(),
                 false => self.reset(&connection),
@@ -210,50 +202,18 @@ impl Network {
         self.shared.changed.notify_waiters();
     }
 
-    /// Makes the connections of a host lose everything without notice, as after the loss of a middlebox's state.
-    pub fn silence(&self, host: usize) {
-        self.of_host(host).iter().for_each(|connection| connection.silence());
+    /// Makes connections lose everything without notice, as after the loss of a middlebox's state.
+    pub fn silence(&self, route: Route) {
+        let connections = self.connections(|it| route.includes(it.host, it.server));
+        connections.iter().for_each(|connection| connection.silence());
         self.shared.changed.notify_waiters();
     }
 
-    /// Cuts the connections of a host after this many more bytes towards the server, or towards the host.
-    pub fn cut_after(&self, host: usize, bytes: usize, towards_server: bool) {
-        for connection in self.of_host(host) {
-            let mut state = connection.state.lock();
-            match towards_server {
-                true => state.cut_up = Some(bytes),
-                false => state.cut_down = Some(bytes),
-            }
+    /// Cuts connections after this many more bytes towards the server, or towards the host.
+    pub fn cut_after(&self, route: Route, bytes: usize, towards_server: bool) {
+        for connection in self.connections(|it| route.includes(it.host, it.server)) {
+            connection.cut_after(bytes, towards_server);
         }
-    }
-
-    /// Records that the server lost data or that its clock stepped.
-    pub fn disturb(&self) {
-        let now = self.shared.clock.elapsed().as_micros() as u64;
-        self.shared.state.lock().disturbances.push(now);
-    }
-
-    /// Returns the virtual times at which the server lost data or its clock stepped.
-    pub fn disturbances(&self) -> Vec<u64> {
-        self.shared.state.lock().disturbances.clone()
-    }
-
-    /// Returns the virtual times at which the server reset a key.
-    pub fn resets(&self) -> Vec<u64> {
-        self.shared.state.lock().resets.clone()
-    }
-
-    /// Returns when the server ran a command, given the time that its clock showed then and the virtual time of the
-    /// request.
-    pub fn served(&self, shown: u64, request: RangeInclusive<u64>) -> Option<Served> {
-        let state = self.shared.state.lock();
-        state.served.get(&shown)?.iter().find(|served| request.contains(&served.at)).copied()
-    }
-
-    /// Returns whether the server reset a key when its clock showed this time. Then the order of that and of other
-    /// commands is unknown.
-    pub fn has_reset_at(&self, shown: u64) -> bool {
-        self.shared.state.lock().reset_times.contains(&shown)
     }
 
     /// Returns whether a connection of a host broke at a virtual time.
@@ -263,61 +223,57 @@ impl Network {
 
     /// Breaks the connections of a host that has crashed.
     pub fn crash(&self, host: usize) {
-        self.of_host(host).iter().for_each(|connection| self.reset(connection));
+        self.connections(|it| it.host == host).iter().for_each(|connection| self.reset(connection));
     }
 
     fn reset(&self, connection: &Connection) {
-        let now = self.shared.clock.elapsed().as_micros() as u64;
+        let now = self.shared.time.now();
         self.shared.state.lock().broken.insert((connection.host, now));
         connection.reset();
     }
 
     /// Removes cuts that have not happened yet.
     pub fn heal(&self) {
-        for connection in self.shared.state.lock().connections.values() {
-            let mut state = connection.state.lock();
-            (state.cut_up, state.cut_down) = (None, None);
-        }
+        self.connections(|_| true).iter().for_each(|connection| connection.heal());
     }
 
-    fn of_host(&self, host: usize) -> Vec<Arc<Connection>> {
+    fn connections(&self, is_meant: impl Fn(&Connection) -> bool) -> Vec<Arc<Connection>> {
         let state = self.shared.state.lock();
-        state.connections.values().filter(|it| it.host == host).cloned().collect()
+        state.connections.values().filter(|it| is_meant(it)).cloned().collect()
     }
 
-    /// Draws the delay of a message from or to a host.
-    fn delay(&self, host: usize) -> Duration {
+    /// Draws the delay of a message between a host and a server.
+    fn delay(&self, host: usize, server: usize) -> Duration {
         let mut state = self.shared.state.lock();
-        let (least, most) = state.paths[host].delay;
+        let (least, most) = state.paths[host][server].delay;
         Duration::from_millis(state.random.between(least, most))
     }
 
-    /// Opens a connection from a host.
-    pub async fn connect(&self, host: usize) -> io::Result<SimulatedStream> {
-        sleep(self.delay(host)).await;
+    /// Opens a connection from a host to the server of this name.
+    pub async fn connect(&self, host: usize, name: &str) -> io::Result<SimulatedStream> {
+        let server = {
+            let servers = &self.shared.state.lock().servers;
+            servers.iter().position(|server| server.address.0 == name)
+        };
+        let server = server.ok_or(io::ErrorKind::HostUnreachable)?;
+        sleep(self.delay(host, server)).await;
         let give_up = Instant::now() + REPLY_TIMEOUT;
         for direction in [Direction::Up, Direction::Down] {
-            if !self.opened(host, None, direction, give_up).await {
+            if !self.opened((host, server), None, direction, give_up).await {
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
-        sleep(self.delay(host)).await;
+        sleep(self.delay(host, server)).await;
         let mut state = self.shared.state.lock();
-        if state.is_down {
+        if state.servers[server].is_down {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let id = state.next_connection;
         state.next_connection += 1;
-        let connection = Arc::new(Connection {
-            id,
-            host,
-            state: Mutex::default(),
-            sent_up: Notify::new(),
-            sent_down: Notify::new(),
-        });
+        let connection = Arc::new(Connection::new(id, host, server));
         state.connections.insert(id, connection.clone());
         drop(state);
-        self.shared.trace.event(format_args!("host {host} opens connection {id}"));
+        self.shared.trace.event(format_args!("host {host} opens connection {id} to {name}"));
         let network = self.clone();
         let carried = connection.clone();
         tokio::spawn(async move {
@@ -325,26 +281,32 @@ impl Network {
             network.shared.state.lock().connections.remove(&id);
         });
         tokio::spawn(carry_down(self.clone(), connection.clone()));
-        Ok(SimulatedStream { network: self.clone(), connection })
+        Ok(SimulatedStream::new(self.clone(), connection))
     }
 
     /// Waits until a direction is open. Returns `false` if it is not before `until`.
     async fn opened(
         &self,
-        host: usize,
+        (host, server): (usize, usize),
         connection: Option<&Connection>,
         direction: Direction,
         until: Instant,
     ) -> bool {
         let is_open = || {
-            let path = self.shared.state.lock().paths[host];
+            let path = self.shared.state.lock().paths[host][server];
             let is_blocked = match direction {
                 Direction::Up => path.is_blocked_up,
                 Direction::Down => path.is_blocked_down,
             };
-            !is_blocked && connection.is_none_or(|connection| !connection.state.lock().is_silent)
+            !is_blocked && connection.is_none_or(|connection| !connection.is_silent())
         };
         timeout_at(until, self.until(is_open)).await.is_ok()
+    }
+
+    /// Waits until a server reads from a connection, or the connection breaks.
+    async fn until_read(&self, connection: &Connection) {
+        let is_read = || !self.shared.state.lock().servers[connection.server].is_frozen;
+        self.until(|| is_read() || connection.is_reset()).await;
     }
 
     /// Waits until a condition holds that changes with faults only.
@@ -360,225 +322,42 @@ impl Network {
 
     /// Delivers bytes to the server, and returns its replies.
     fn serve(&self, connection: &Connection, bytes: &[u8]) -> Vec<u8> {
-        let now = self.shared.clock.now().as_micros();
-        let network = &mut *self.shared.state.lock();
-        let elapsed = self.shared.clock.elapsed().as_micros() as u64;
-        let served = Served {
-            at: elapsed,
-            disturbances: network.disturbances.len(),
-            resets: network.resets.len(),
-        };
-        network.served.entry(now).or_default().push(served);
-        let redis = &mut network.redis;
-        let state = &mut *connection.state.lock();
-        state.unparsed.extend_from_slice(bytes);
+        let elapsed = self.shared.time.now();
+        let state = &mut *self.shared.state.lock();
+        let server = &mut state.servers[connection.server];
+        let now = server.clock.now().as_micros();
         let mut replies = Vec::new();
-        while let Ok(Some(args)) = resp::take_command(&mut state.unparsed) {
-            let name = String::from_utf8_lossy(&args[0]).into_owned();
-            args.iter().for_each(|arg| self.shared.trace.bytes(arg));
-            let resets = redis.resets();
-            let reply = redis.execute(&mut state.session, args, now);
-            if redis.resets() > resets {
-                network.resets.push(elapsed);
-                network.reset_times.insert(now);
+        connection.with_input(bytes, |unparsed, session| {
+            while let Ok(Some(args)) = resp::take_command(unparsed) {
+                let name = String::from_utf8_lossy(&args[0]).into_owned();
+                args.iter().for_each(|arg| self.shared.trace.bytes(arg));
+                let region = server.region(&args);
+                let resets = server.resets();
+                let reply = server.execute(session, args, now);
+                let (host, number) = (connection.host, connection.server);
+                if let Some(region) = region.filter(|_| !matches!(reply, resp::Reply::Error(_))) {
+                    state.ledger.serve(now, elapsed, host, number, region);
+                }
+                if server.resets() > resets {
+                    state.ledger.reset(now, elapsed);
+                }
+                let before = replies.len();
+                reply.encode(session.resp3, &mut replies);
+                self.shared.trace.bytes(&replies[before..]);
+                let shown = match &reply {
+                    resp::Reply::Error(text) => text.as_str(),
+                    _ => "ok",
+                };
+                let (id, to) = (connection.id, &server.address.0);
+                let trace = &self.shared.trace;
+                trace.event(format_args!("{to}: connection {id}: {name}: {shown}"));
             }
-            let before = replies.len();
-            reply.encode(state.session.resp3, &mut replies);
-            self.shared.trace.bytes(&replies[before..]);
-            let shown = match &reply {
-                resp::Reply::Error(text) => text.as_str(),
-                _ => "ok",
-            };
-            let id = connection.id;
-            self.shared.trace.event(format_args!("redis: connection {id}: {name}: {shown}"));
-        }
+        });
         replies
     }
-}
 
-impl Connection {
-    fn reset(&self) {
-        let mut state = self.state.lock();
-        state.is_reset = true;
-        state.up.clear();
-        state.down.clear();
-        if let Some(reader) = state.reader.take() {
-            reader.wake();
-        }
-        drop(state);
-        self.sent_up.notify_one();
-        self.sent_down.notify_one();
-    }
-
-    fn silence(&self) {
-        self.state.lock().is_silent = true;
-    }
-
-    fn send(&self, direction: Direction, bytes: Vec<u8>, delay: Duration) {
-        let mut state = self.state.lock();
-        let queue = match direction {
-            Direction::Up => &mut state.up,
-            Direction::Down => &mut state.down,
-        };
-        let written = Instant::now();
-        // In order: never before an earlier chunk.
-        let due = (written + delay).max(queue.back().map_or(written, |last| last.due));
-        queue.push_back(Chunk { bytes, written, due });
-        drop(state);
-        match direction {
-            Direction::Up => self.sent_up.notify_one(),
-            Direction::Down => self.sent_down.notify_one(),
-        }
-    }
-
-    /// Returns the next chunk; `None` if there will be none.
-    async fn next(&self, direction: Direction) -> Option<Chunk> {
-        loop {
-            {
-                let mut state = self.state.lock();
-                if state.is_reset {
-                    return None;
-                }
-                let queue = match direction {
-                    Direction::Up => &mut state.up,
-                    Direction::Down => &mut state.down,
-                };
-                if let Some(chunk) = queue.pop_front() {
-                    return Some(chunk);
-                }
-                if state.is_closed_by_client {
-                    return None;
-                }
-            }
-            match direction {
-                Direction::Up => self.sent_up.notified().await,
-                Direction::Down => self.sent_down.notified().await,
-            }
-        }
-    }
-
-    /// Returns the part of a chunk that passes before a cut, and whether the connection is cut there.
-    fn until_cut<'a>(&self, direction: Direction, bytes: &'a [u8]) -> (&'a [u8], bool) {
-        let mut state = self.state.lock();
-        let cut = match direction {
-            Direction::Up => &mut state.cut_up,
-            Direction::Down => &mut state.cut_down,
-        };
-        match cut {
-            Some(left) if *left <= bytes.len() => (&bytes[..*left], true),
-            Some(left) => {
-                *left -= bytes.len();
-                (bytes, false)
-            }
-            None => (bytes, false),
-        }
-    }
-
-    fn is_reset(&self) -> bool {
-        self.state.lock().is_reset
-    }
-}
-
-/// Carries bytes to the server, which runs complete commands.
-async fn carry_up(network: &Network, connection: &Connection) {
-    let host = connection.host;
-    while let Some(chunk) = connection.next(Direction::Up).await {
-        sleep_until(chunk.due).await;
-        let until = chunk.written + SEND_TIMEOUT;
-        if !network.opened(host, Some(connection), Direction::Up, until).await {
-            return network.reset(connection);
-        }
-        network.until(|| !network.shared.state.lock().is_frozen || connection.is_reset()).await;
-        if connection.is_reset() {
-            return;
-        }
-        let (bytes, is_cut) = connection.until_cut(Direction::Up, &chunk.bytes);
-        let replies = network.serve(connection, bytes);
-        if is_cut {
-            network.shared.trace.event(format_args!("connection {} is cut", connection.id));
-            return network.reset(connection);
-        }
-        if !replies.is_empty() {
-            connection.send(Direction::Down, replies, network.delay(host));
-        }
-    }
-}
-
-/// Carries replies to the client.
-async fn carry_down(network: Network, connection: Arc<Connection>) {
-    let host = connection.host;
-    while let Some(chunk) = connection.next(Direction::Down).await {
-        sleep_until(chunk.due).await;
-        let until = chunk.written + REPLY_TIMEOUT;
-        if !network.opened(host, Some(&connection), Direction::Down, until).await {
-            return network.reset(&connection);
-        }
-        let (bytes, is_cut) = connection.until_cut(Direction::Down, &chunk.bytes);
-        let mut state = connection.state.lock();
-        if state.is_reset {
-            return;
-        }
-        state.inbox.extend(bytes);
-        if let Some(reader) = state.reader.take() {
-            reader.wake();
-        }
-        drop(state);
-        if is_cut {
-            network.shared.trace.event(format_args!("connection {} is cut", connection.id));
-            return network.reset(&connection);
-        }
-    }
-}
-
-impl AsyncRead for SimulatedStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let mut state = self.connection.state.lock();
-        if !state.inbox.is_empty() {
-            let count = state.inbox.len().min(buffer.remaining());
-            for byte in state.inbox.drain(..count) {
-                buffer.put_slice(&[byte]);
-            }
-            return Poll::Ready(Ok(()));
-        }
-        if state.is_reset {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-        }
-        state.reader = Some(context.waker().clone());
-        Poll::Pending
-    }
-}
-
-impl AsyncWrite for SimulatedStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        if self.connection.is_reset() {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-        }
-        let delay = self.network.delay(self.connection.host);
-        self.connection.send(Direction::Up, bytes.to_vec(), delay);
-        Poll::Ready(Ok(bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl Drop for SimulatedStream {
-    fn drop(&mut self) {
-        self.connection.state.lock().is_closed_by_client = true;
-        self.connection.sent_up.notify_one();
-        self.connection.sent_down.notify_one();
+    fn is_cut(&self, connection: &Connection) {
+        self.shared.trace.event(format_args!("connection {} is cut", connection.id));
+        self.reset(connection);
     }
 }
