@@ -100,7 +100,7 @@ async fn maintain(world: &World, choice: &Choice, random: &mut Random) {
         // Waits for draws in progress first.
         in_time(world, "the return of leases", 2, started);
     }
-    if world.scenario.with_reloads && random.one_in(100) {
+    if world.scenario.with_reloads && random.one_in(40) {
         let result = world.hosts[host].reload(&world.scenario);
         world.trace.event(format_args!("host {host} reloads: {result:?}"));
         if let Err(error) = result {

@@ -1,6 +1,6 @@
 //! Runs one seed: hosts, clients, faults, and then the oracle.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use pacegate::{SharedPermit, seed_permit_ids};
@@ -362,36 +362,50 @@ impl World {
         }
     }
 
-    /// Checks that every host can use the server some time after the last fault. A host notices a lost connection only
-    /// when it uses it, so each sends requests meanwhile.
+    /// Checks that every host can use every server some time after the last fault, and then all counters.
     async fn check_health(&self) {
+        let mut probes = JoinSet::new();
+        for host in 0..self.hosts.len() {
+            let mut probed = BTreeSet::new();
+            for policy in 0..self.scenario.policies.len() {
+                for key in 0..self.scenario.keys {
+                    if probed.insert(self.region(policy, key)) {
+                        probes.spawn(self.clone().check_recovery(host, policy, key));
+                    }
+                }
+            }
+        }
+        probes.join_all().await;
+        self.check_returned_permits().await;
+        self.expire_permits().await;
+        self.check_counters().await;
+    }
+
+    /// Checks that a host can use the server of a counter some time after the last fault. It notices a lost connection
+    /// only when it uses it, so it sends requests meanwhile.
+    async fn check_recovery(self, host: usize, policy: usize, key: usize) {
         let healed = Duration::from_micros(self.history.change(|events| events.healed));
-        let attributes = workload::Attributes::new(self);
-        let request = attributes.request(&[0], "k0");
+        let Some(instance) = self.hosts[host].instance() else { return };
+        let (attributes, key) = (workload::Attributes::new(&self), format!("k{key}"));
+        let request = attributes.request(&[policy], &key);
         // With a short deadline, one answer may be late, such as the first of a new script.
         let round_trip = 2 * Duration::from_millis(self.scenario.delay.1);
         let attempts = if self.scenario.deadline > 3 * round_trip { 1 } else { 5 };
         loop {
             let is_due = Duration::from_micros(self.time.now()) >= healed + RECOVERY;
-            for (index, host) in self.hosts.iter().enumerate() {
-                let Some(instance) = host.instance() else { continue };
-                let mut is_healthy = false;
-                for _ in 0..attempts {
-                    let decision = instance.limiter.peek_request(&request).await;
-                    is_healthy |= decision.is_ok_and(|decision| !decision.is_degraded());
-                }
-                if is_due && !is_healthy {
-                    let servers = instance.store.stats().servers;
-                    self.history.violation(format!("host {index} has not recovered: {servers:?}"));
-                }
+            let mut is_healthy = false;
+            for _ in 0..attempts {
+                let decision = instance.limiter.peek_request(&request).await;
+                is_healthy |= decision.is_ok_and(|decision| !decision.is_degraded());
+            }
+            if is_due && !is_healthy {
+                let servers = instance.store.stats().servers;
+                self.history.violation(format!("host {host} has not recovered: {servers:?}"));
             }
             if is_due {
-                break;
+                return;
             }
             sleep(PROBE_INTERVAL).await;
         }
-        self.check_returned_permits().await;
-        self.expire_permits().await;
-        self.check_counters().await;
     }
 }

@@ -54,7 +54,10 @@ impl Fault {
         let network = self.world.network.clone();
         match kind {
             FaultKind::Partition => self.partition().await,
-            FaultKind::HalfOpen => network.silence(self.route()),
+            FaultKind::HalfOpen => {
+                let route = self.route();
+                network.silence(route, self.random.one_in(2));
+            }
             FaultKind::Cut => {
                 let (route, bytes) = (self.route(), self.random.below(2_000) as usize);
                 network.cut_after(route, bytes, self.random.one_in(2));
@@ -126,11 +129,18 @@ impl Fault {
     }
 
     async fn slow_path(&mut self) {
-        let least = self.random.pick(&[5, 20, 60, 150]);
+        // Around the deadline, a round trip may be in time, but not a second one.
+        let deadline = self.world.scenario.deadline.as_millis() as u64;
+        let least = self.random.pick(&[5, 20, 60, 150, deadline / 8, deadline / 4, deadline / 3]);
+        let most = least * self.random.between(1, 3);
         let route = self.route();
         let network = &self.world.network;
-        network.change_paths(route, |path| path.delay = (least, 3 * least));
-        sleep(self.lasts).await;
+        network.change_paths(route, |path| path.delay = (least, most));
+        for _ in 0..self.random.below(4) {
+            sleep(self.lasts / 4).await;
+            network.with_redis(self.master(), |redis| redis.flush_scripts());
+        }
+        sleep(self.lasts / 4).await;
         network.change_paths(route, |path| path.delay = self.world.scenario.delay);
     }
 

@@ -46,6 +46,8 @@ struct ConnectionState {
     is_closed_by_client: bool,
     /// Nothing is delivered any more, and neither side notices.
     is_silent: bool,
+    /// The same, but a proxy acknowledges everything, so that the connection never breaks.
+    is_swallowed: bool,
     /// Bytes that still pass before the connection breaks.
     cut_up: Option<usize>,
     cut_down: Option<usize>,
@@ -89,6 +91,14 @@ impl Connection {
 
     pub(super) fn silence(&self) {
         self.state.lock().is_silent = true;
+    }
+
+    pub(super) fn swallow(&self) {
+        self.state.lock().is_swallowed = true;
+    }
+
+    fn is_swallowed(&self) -> bool {
+        self.state.lock().is_swallowed
     }
 
     pub(super) fn is_silent(&self) -> bool {
@@ -194,6 +204,9 @@ pub(super) async fn carry_up(network: &Network, connection: &Connection) {
         if connection.is_reset() {
             return;
         }
+        if connection.is_swallowed() {
+            continue;
+        }
         let (bytes, is_cut) = connection.until_cut(Direction::Up, &chunk.bytes);
         let replies = network.serve(connection, bytes);
         if is_cut {
@@ -213,6 +226,9 @@ pub(super) async fn carry_down(network: Network, connection: Arc<Connection>) {
         let until = chunk.written + REPLY_TIMEOUT;
         if !network.opened(path, Some(&connection), Direction::Down, until).await {
             return network.reset(&connection);
+        }
+        if connection.is_swallowed() {
+            continue;
         }
         let (bytes, is_cut) = connection.until_cut(Direction::Down, &chunk.bytes);
         let mut state = connection.state.lock();

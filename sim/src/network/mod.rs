@@ -127,7 +127,7 @@ impl Network {
         change(self.shared.state.lock().servers[server].redis())
     }
 
-    /// Changes all sentinels.
+    /// Changes a sentinel.
     pub fn with_sentinel<T>(&self, server: usize, change: impl FnOnce(&mut Sentinel) -> T) -> T {
         match &mut self.shared.state.lock().servers[server].program {
             Program::Sentinel(sentinel) => change(sentinel),
@@ -202,10 +202,15 @@ impl Network {
         self.shared.changed.notify_waiters();
     }
 
-    /// Makes connections lose everything without notice, as after the loss of a middlebox's state.
-    pub fn silence(&self, route: Route) {
-        let connections = self.connections(|it| route.includes(it.host, it.server));
-        connections.iter().for_each(|connection| connection.silence());
+    /// Makes connections lose everything without notice, as after the loss of a middlebox's state. With a `proxy` that
+    /// acknowledges everything, they never break.
+    pub fn silence(&self, route: Route, proxy: bool) {
+        for connection in self.connections(|it| route.includes(it.host, it.server)) {
+            match proxy {
+                true => connection.swallow(),
+                false => connection.silence(),
+            }
+        }
         self.shared.changed.notify_waiters();
     }
 

@@ -3,7 +3,7 @@
 use pacegate::{Algorithm, Source};
 use pacegate_testkit::Model;
 
-use super::{Bounds, Counter, Decided, Judge, LATE, Segment};
+use super::{Bounds, Counter, DENY_CACHE_AGE, Decided, Judge, LATE, Segment};
 use crate::history::{Kind, Update};
 
 /// A counter of which only certain charges are known, in one segment.
@@ -18,9 +18,7 @@ struct Lower {
 impl Judge<'_> {
     /// Checks that the model admits all requests that were admitted, and bounds retry times and remaining units.
     pub(super) fn excess_units(&self, counter: &Counter<'_>, bounds: &mut [Bounds]) -> Vec<String> {
-        let is_meant = |it: &Decided<'_>| {
-            !it.place(counter).is_ambiguous && it.answer.source != Source::DenyCache
-        };
+        let is_meant = |it: &Decided<'_>| !it.place(counter).is_ambiguous;
         let segments = self.segments(counter, is_meant).into_iter();
         segments.filter_map(|it| self.excess_in_segment(counter, &it, bounds)).collect()
     }
@@ -34,7 +32,16 @@ impl Judge<'_> {
         let returned = self.returns(counter).map(|it| it.units).collect();
         let mut lower = Lower { model: Model::new(counter.limits[0]), excess: 0, returned };
         let at = |it: &Decided<'_>| it.place(counter).at;
-        for group in segment.decided.chunk_by(|(_, one, _), (_, other, _)| at(one) == at(other)) {
+        let is_cached = |it: &Decided<'_>| it.answer.source == Source::DenyCache;
+        let (cached, decided): (Vec<_>, Vec<_>) =
+            segment.decided.iter().copied().partition(|(_, it, _)| is_cached(it));
+        let mut cached = cached.into_iter().filter(|(_, _, is_own)| *is_own).peekable();
+        for group in decided.chunk_by(|(_, one, _), (_, other, _)| at(one) == at(other)) {
+            // A cached denial knows what was charged when it was cached.
+            let is_earlier = |it: &Decided<'_>| at(it) <= at(group[0].1) + DENY_CACHE_AGE;
+            while let Some((index, it, _)) = cached.next_if(|(_, it, _)| is_earlier(it)) {
+                self.bound_from_below(counter, it, &mut lower.model, &mut bounds[index]);
+            }
             lower.model.forget(at(group[0].1));
             for &(index, it, is_own) in group {
                 // Leased units of an earlier segment are not charged in this one.

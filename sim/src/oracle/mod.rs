@@ -118,6 +118,7 @@ pub(crate) fn judge(world: &World, events: &Events) -> Vec<String> {
         judge.bound_usage(&counter, &mut bounds);
         violations.extend(judge.excess_without_store(&counter));
     }
+    violations.extend(judge.leases_of_other_limits());
     violations.extend(judge.needless_fallbacks());
     violations.extend(judge.needless_denials_without_store());
     let judged = judge.decided.iter().zip(&bounds);
@@ -193,6 +194,23 @@ impl<'a> Judge<'a> {
         };
         let found = self.events.checks.iter().find(is_needless).filter(|_| is_calm)?;
         Some(format!("a failure mode decided without a fault: {found:?}"))
+    }
+
+    /// Checks that no lease pays for the first request of a host under a limit: the lease would be one of another limit.
+    fn leases_of_other_limits(&self) -> Option<String> {
+        let mut known = BTreeSet::new();
+        for check in &self.events.checks {
+            let is_leased = check.answer.is_some_and(|answer| answer.source == Source::Lease);
+            for &policy in &check.policies {
+                let limits = &self.world.scenario.policies[policy].limits;
+                let host = (check.host, check.incarnation);
+                let is_new = known.insert((host, check.revision, policy, check.key));
+                if is_new && is_leased && limits[0] != limits[1] {
+                    return Some(format!("a lease of another limit was spent: {check:?}"));
+                }
+            }
+        }
+        None
     }
 
     /// Checks that a request that is repeated with its id gets the same answer, unless the server lost that: its data,

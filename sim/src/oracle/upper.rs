@@ -178,6 +178,14 @@ impl Judge<'_> {
         may_count_twice || check.id.is_none_or(|id| !self.decided_ids.contains(&id))
     }
 
+    /// Returns the start of the last reset of a counter that was certainly over before a time.
+    fn cleared(&self, counter: &Counter<'_>, before: u64) -> Option<u64> {
+        let resets = self.events.resets.iter().filter(|it| counter.is_changed_by(it));
+        let certain = resets.filter(|it| it.is_certain && it.ended < before);
+        let is_undisturbed = self.disturbances[&counter.region].is_empty();
+        certain.map(|it| it.started).max().filter(|_| is_undisturbed)
+    }
+
     /// Returns the time for which a charge counts.
     fn horizon(&self, counter: &Counter<'_>) -> u64 {
         let period = counter.period();
@@ -241,6 +249,8 @@ impl Judge<'_> {
             let is_returned = one.returned.is_some_and(|at| at < since && !is_lost(at));
             one.index != it.index && one.first <= ran && !is_returned
         };
+        let cleared = self.cleared(counter, it.check.started.saturating_sub(age));
+        let may_count = |one: &&Charged| may_count(one) && one.last >= cleared.unwrap_or(0);
         let place = |one: &Charged| (one.at.min(at), one.units);
         let from = at.saturating_sub(horizon + age);
         let mut placed: Vec<_> = charged
@@ -252,7 +262,7 @@ impl Judge<'_> {
             .collect();
         placed.sort_unstable();
         let mut model = Model::new(limit);
-        if limit.algorithm() == Algorithm::TokenBucket {
+        if limit.algorithm() == Algorithm::TokenBucket && cleared.is_none() {
             // Whatever was charged before.
             placed.drain(..placed.len().saturating_sub(MAX_BUCKET_CHARGES));
             let from = placed.first().map_or(from, |(at, _)| from.max(*at));
@@ -264,7 +274,7 @@ impl Judge<'_> {
         let may_owe = limit.algorithm() == Algorithm::FixedWindow
             && (scenario.with_debt || scenario.with_reservations);
         let excess = Excess::Debt { max: max_debt };
-        if may_owe {
+        if may_owe && cleared.is_none() {
             model.record(from, limit.capacity() + max_debt, excess);
         }
         for (at, units) in placed {
