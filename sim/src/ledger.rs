@@ -35,6 +35,10 @@ pub struct Ledger {
     reset_times: BTreeSet<u64>,
     /// The region of the last command.
     last_region: Region,
+    /// Masters that a sentinel has replaced by another, and when.
+    replaced: BTreeMap<usize, u64>,
+    /// Commands that such a master ran too long after that: the host, the server and when.
+    misled: Vec<(usize, usize, u64)>,
 }
 
 /// A lineage, and the number of commands before a point of it.
@@ -78,9 +82,15 @@ impl Default for Ledger {
             resets: Vec::new(),
             reset_times: BTreeSet::new(),
             last_region: 0,
+            replaced: BTreeMap::new(),
+            misled: Vec::new(),
         }
     }
 }
+
+/// Time in which a host leaves a master after a sentinel has named another: it asks every 250 ms, and an answer takes
+/// several round trips.
+const LEAVE_TIME: u64 = 600_000;
 
 impl Ledger {
     /// Sets the regions that have counters.
@@ -101,10 +111,25 @@ impl Ledger {
     /// Records a command for keys of a region, with the time that the clock of the server showed.
     pub fn serve(&mut self, shown: u64, at: u64, host: usize, server: usize, region: Region) {
         self.last_region = region;
+        if self.replaced.get(&server).is_some_and(|replaced| at > replaced + LEAVE_TIME) {
+            self.misled.push((host, server, at));
+        }
         let (lineage, resets) = (self.lineage(server, region), self.resets.len());
         self.shown.entry(shown).or_default().push(self.served.len());
         let commands = self.served.len() + 1;
         self.served.push(Served { at, shown, commands, host, region, lineage, resets });
+    }
+
+    /// Records that a sentinel has named another master.
+    pub fn replace(&mut self, at: u64, old: usize, new: usize) {
+        self.replaced.entry(old).or_insert(at);
+        self.replaced.remove(&new);
+    }
+
+    /// Returns the commands that a host sent to an old master although a sentinel had named another: the host, the
+    /// server and when.
+    pub fn misled(&self) -> &[(usize, usize, u64)] {
+        &self.misled
     }
 
     /// Records that a server reset a key when its clock showed this time.

@@ -145,13 +145,15 @@ impl FaultKind {
 impl Scenario {
     /// Draws a scenario. Each seed uses only some features and faults, so that rare combinations occur.
     pub fn draw(random: &mut Random) -> Self {
-        let policies = (0..random.between(1, 3)).map(|_| PolicyChoice::draw(random)).collect();
         let topology = match random.below(10) {
             0..5 => Topology::One,
             5..7 => Topology::Sentinels,
             _ => Topology::Cluster { masters: random.between(2, 3) as usize },
         };
         let is_cluster = matches!(topology, Topology::Cluster { .. });
+        // In a cluster, most requests shall have limits in several slots.
+        let count = random.between(if is_cluster { 2 } else { 1 }, 3);
+        let policies = (0..count).map(|_| PolicyChoice::draw(random)).collect();
         let mut kinds = FaultKind::ALL.to_vec();
         kinds.retain(|kind| is_cluster || *kind != FaultKind::Migration);
         let faults = match random.below(8) {

@@ -114,8 +114,9 @@ fn choose(world: &World, client: usize, random: &mut Random) -> Option<Choice> {
     let scenario = &world.scenario;
     let first = random.below(scenario.policies.len() as u64) as usize;
     let mut policies = vec![first];
+    let rarity = if world.servers.is_cluster() { 2 } else { 3 };
     let others = (0..scenario.policies.len()).filter(|&other| {
-        other != first && !scenario.policies[other].holds_permits() && random.one_in(3)
+        other != first && !scenario.policies[other].holds_permits() && random.one_in(rarity)
     });
     policies.extend(others);
     policies.sort_unstable();

@@ -148,7 +148,7 @@ impl Fault {
         }
         for sentinel in world.servers.sentinels() {
             let random = Random::new(self.random.number());
-            informed.spawn(announce(world.clone(), sentinel, replica, random));
+            informed.spawn(announce(world.clone(), sentinel, (old, replica), random));
         }
         self.retire(old, replica, cause).await;
         informed.join_all().await;
@@ -165,7 +165,7 @@ impl Fault {
                 self.random.pick(&[0, 200])
             }
             Cause::Planned if !has_sentinels => 0,
-            _ => self.random.pick(&[0, 50, 300, 1_000]),
+            _ => self.random.pick(&[0, 50, 300, 1_000, 2_500]),
         };
         // A node of a cluster that comes back learns of its replacement before it accepts writes.
         let unaware = if cause == Cause::Crash && !has_sentinels { 0 } else { unaware };
@@ -209,10 +209,11 @@ impl World {
 }
 
 /// A sentinel learns that a node has become the master, and some time later that the failover is complete.
-async fn announce(world: World, sentinel: usize, master: usize, mut random: Random) {
-    let address = world.network.address(master);
+async fn announce(world: World, sentinel: usize, (old, new): (usize, usize), mut random: Random) {
+    let address = world.network.address(new);
     sleep(Duration::from_millis(random.below(1_000))).await;
     world.network.with_sentinel(sentinel, |it| it.promoted = Some(address.clone()));
+    world.network.with_ledger(|ledger| ledger.replace(world.time.now(), old, new));
     sleep(Duration::from_millis(random.below(300))).await;
     world.network.with_sentinel(sentinel, |it| {
         (it.master, it.promoted) = (address, None);

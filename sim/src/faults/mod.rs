@@ -129,13 +129,16 @@ impl Fault {
     }
 
     async fn slow_path(&mut self) {
-        // Around the deadline, a round trip may be in time, but not a second one.
+        // A little below the deadline, a round trip is in time, but not a second one.
         let deadline = self.world.scenario.deadline.as_millis() as u64;
-        let least = self.random.pick(&[5, 20, 60, 150, deadline / 8, deadline / 4, deadline / 3]);
-        let most = least * self.random.between(1, 3);
+        let least = self.random.pick(&[5, 20, 60, 150]);
+        let delay = match self.random.one_in(2) {
+            true => (least, 3 * least),
+            false => (deadline * 3 / 10, deadline * 9 / 20),
+        };
         let route = self.route();
         let network = &self.world.network;
-        network.change_paths(route, |path| path.delay = (least, most));
+        network.change_paths(route, |path| path.delay = delay);
         for _ in 0..self.random.below(4) {
             sleep(self.lasts / 4).await;
             network.with_redis(self.master(), |redis| redis.flush_scripts());

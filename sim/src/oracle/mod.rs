@@ -119,6 +119,7 @@ pub(crate) fn judge(world: &World, events: &Events) -> Vec<String> {
         violations.extend(judge.excess_without_store(&counter));
     }
     violations.extend(judge.leases_of_other_limits());
+    violations.extend(judge.misled_hosts());
     violations.extend(judge.needless_fallbacks());
     violations.extend(judge.needless_denials_without_store());
     let judged = judge.decided.iter().zip(&bounds);
@@ -194,6 +195,17 @@ impl<'a> Judge<'a> {
         };
         let found = self.events.checks.iter().find(is_needless).filter(|_| is_calm)?;
         Some(format!("a failure mode decided without a fault: {found:?}"))
+    }
+
+    /// Checks that hosts that can reach the sentinels leave an old master soon.
+    fn misled_hosts(&self) -> Option<String> {
+        use FaultKind::{Crash, Cut, Freeze, HalfOpen, Partition, Restart, SlowPath};
+        let faults = &self.world.scenario.faults;
+        let cut_off = [Crash, Cut, Freeze, HalfOpen, Partition, Restart, SlowPath];
+        let is_reachable = !faults.iter().any(|kind| cut_off.contains(kind));
+        let misled = self.world.network.with_ledger(|ledger| ledger.misled().first().copied());
+        let (host, server, at) = misled.filter(|_| is_reachable)?;
+        Some(format!("host {host} used node {server}, an old master, after {at} µs"))
     }
 
     /// Checks that no lease pays for the first request of a host under a limit: the lease would be one of another limit.

@@ -204,9 +204,10 @@ impl Judge<'_> {
     }
 
     /// Returns the units that hosts may have reserved as leases and not spent: a lease and less than a cost for each.
-    /// In a sliding window, those of the last window count too. `None` if faults may have lost others.
+    /// Only windows have leases. In a sliding window, those of the last window count too. `None` if faults may have lost others.
     fn leased_and_unused(&self, counter: &Counter<'_>) -> Option<u64> {
-        let Some(lease) = counter.policy.lease else { return Some(0) };
+        let lease = counter.policy.lease.filter(|_| counter.algorithm().windows() > 0);
+        let Some(lease) = lease else { return Some(0) };
         let scenario = &self.world.scenario;
         let is_calm = self.is_calm(12, |kind| matches!(kind, FaultKind::ScriptFlush));
         if !is_calm || scenario.with_resets || scenario.with_reloads {
