@@ -552,10 +552,57 @@ enum Failure {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use pacegate::{Charge, Limit};
 
     use super::*;
-    use crate::{cell::CellCharges, responder::Responder};
+    use crate::{
+        cell::CellCharges,
+        command::UpdateCommand,
+        environment::OperatingSystem,
+        link::{Access, Address},
+        responder::Responder,
+        wire::Action,
+    };
+
+    fn worker(deadline: Duration) -> Arc<NodeWorker> {
+        let environment: Arc<dyn Environment> = Arc::new(OperatingSystem);
+        let time = Time::Server(environment.clone());
+        let common = Common {
+            names: Names::new("", b""),
+            deadline,
+            deny_cache: DenyCache::new(0, deadline, false, time.clone()),
+            time,
+            environment: environment.clone(),
+            once: deadline,
+            totals: Totals::default(),
+            layout: None,
+        };
+        let (user, password, tls) = (None, None, None);
+        let access = Access { user, password, database: 0, tls, environment };
+        let resolver = Resolver::Fixed(Address::Tcp("node".to_owned(), 6_379), access);
+        NodeWorker::new(Arc::new(common), resolver, Weak::new())
+    }
+
+    /// Otherwise it would time out only after the round trips in flight, because the task computed the next deadline
+    /// before.
+    #[test]
+    fn a_forwarded_command_wakes_the_task() {
+        let worker = worker(Duration::from_millis(100));
+        worker.open();
+        let charge = Charge::new("api".parse().unwrap(), "key", Limit::per_minute(9));
+        let send = |send: fn(&NodeWorker, Command)| {
+            // As many round trips as possible are in flight.
+            worker.queue.lock().wake_at = usize::MAX;
+            let charge = worker.common.names.cell_charge(&charge).unwrap();
+            let (responder, _reply) = Responder::new();
+            let update = UpdateCommand { charge, action: Action::Refund, responder };
+            send(&worker, Command::new(Payload::Update(update)));
+            worker.wake.notified().now_or_never().is_some()
+        };
+        assert!(!send(NodeWorker::send_command), "a new request has a later deadline");
+        assert!(send(NodeWorker::send_forwarded));
+    }
 
     /// Otherwise their callers would wait for as long as the round trips before them take.
     #[test]
