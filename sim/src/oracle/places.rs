@@ -94,7 +94,7 @@ impl<'a> Judge<'a> {
         if answer.source != Source::Store {
             return self.place(check, answer, region);
         }
-        if !answer.is_allowed {
+        if !answer.is_allowed && check.kind != Kind::Spent {
             let at = match time {
                 Some(&(_, shown)) => self.shown_near(shown, check.ended, check.started),
                 None => self.earliest(check.started),
