@@ -3,8 +3,8 @@
 //!
 //! A server may lose its keys, and its clock may step. Each such disturbance starts a new segment of the history, in
 //! which every limit starts unused: docs/failure-modes.md and docs/algorithms.md state one more burst for each. After a
-//! failover to a server with the same clock, a segment continues what the replica had received. A reset starts a segment
-//! of its key. Within a segment nothing may be admitted that the model would not admit.
+//! failover to a server with the same clock, a segment continues what the replica had received. A reset starts a
+//! segment of its key. Within a segment nothing may be admitted that the model would not admit.
 //!
 //! The usage of a counter has two bounds. The lower one has only what was certainly charged in the segment. The upper
 //! one has everything that may have been charged, as late as possible. Denials, retry times and remaining units must
@@ -208,7 +208,7 @@ impl<'a> Judge<'a> {
         Some(format!("host {host} used node {server}, an old master, after {at} µs"))
     }
 
-    /// Checks that no lease pays for the first request of a host under a limit: the lease would be one of another limit.
+    /// Checks that no lease pays for the first request of a host under a limit: it would be a lease of another limit.
     fn leases_of_other_limits(&self) -> Option<String> {
         let mut known = BTreeSet::new();
         for check in &self.events.checks {

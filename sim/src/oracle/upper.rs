@@ -204,7 +204,8 @@ impl Judge<'_> {
     }
 
     /// Returns the units that hosts may have reserved as leases and not spent: a lease and less than a cost for each.
-    /// Only windows have leases. In a sliding window, those of the last window count too. `None` if faults may have lost others.
+    /// Only windows have leases. In a sliding window, those of the last window count too. `None` if faults may have
+    /// lost others.
     fn leased_and_unused(&self, counter: &Counter<'_>) -> Option<u64> {
         let lease = counter.policy.lease.filter(|_| counter.algorithm().windows() > 0);
         let Some(lease) = lease else { return Some(0) };
