@@ -48,13 +48,13 @@ impl Environment for SimulatedEnvironment {
         self.random.lock().number()
     }
 
-    fn connect<'a>(&'a self, _: &'a str, _: u16) -> Connecting<'a> {
-        Box::pin(async {
+    fn connect<'a>(&'a self, name: &'a str, _: u16) -> Connecting<'a> {
+        Box::pin(async move {
             let has_crashed = || self.has_crashed.load(Ordering::Relaxed);
             if has_crashed() {
                 return Err(io::ErrorKind::NetworkDown.into());
             }
-            let stream = self.network.connect(self.host).await?;
+            let stream = self.network.connect(self.host, name).await?;
             if has_crashed() {
                 return Err(io::ErrorKind::NetworkDown.into());
             }

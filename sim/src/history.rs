@@ -67,6 +67,8 @@ pub struct Check {
     pub started: u64,
     /// When it was answered or cancelled.
     pub ended: u64,
+    /// For policies that were charged one after the other: when, by the clock of the server.
+    pub times: Vec<(usize, u64)>,
     /// The answer; `None` if the client stopped waiting, or if the host crashed.
     pub answer: Option<Answer>,
     /// When the client began to return the permit.
@@ -113,17 +115,24 @@ pub struct Update {
     pub is_certain: bool,
 }
 
+fn micros(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns the time of a decision by the clock of the server. 0 if a failure mode decided.
+pub fn decided_at(decision: &Decision) -> u64 {
+    let reset_at = decision.reset_at().map_or(0, |reset| reset.as_micros());
+    reset_at.saturating_sub(micros(decision.reset_after()))
+}
+
 impl Answer {
     /// Reads the decision about a charge of this many units.
     pub fn new(decision: &Decision, units: u64, host_time: u64) -> Self {
-        let micros =
-            |time: std::time::Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let reset_at = decision.reset_at().map_or(0, |reset| reset.as_micros());
         Self {
             is_allowed: decision.is_allowed(),
             units,
             source: decision.source(),
-            decided_at: reset_at.saturating_sub(micros(decision.reset_after())),
+            decided_at: decided_at(decision),
             remaining: decision.remaining(),
             retry_after: decision.retry_after().map(micros),
             host_time,

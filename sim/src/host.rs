@@ -57,6 +57,7 @@ impl Host {
     pub(crate) fn start(
         &self,
         scenario: &Scenario,
+        url: &str,
         network: &Network,
         random: Random,
     ) -> anyhow::Result<()> {
@@ -72,7 +73,7 @@ impl Host {
             random,
             has_crashed.clone(),
         );
-        let store = RedisStore::builder("redis://redis:6379")?
+        let store = RedisStore::builder(url)?
             .environment(environment)
             .deadline(scenario.deadline)
             .deny_cache(if scenario.with_deny_cache { 1_000 } else { 0 })

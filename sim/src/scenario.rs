@@ -8,9 +8,27 @@ use pacegate::{
 };
 use pacegate_testkit::Random;
 
+/// The Redis servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Topology {
+    /// One server.
+    One,
+    /// A master with a replica, which sentinels watch.
+    Sentinels,
+    /// A cluster. Each master has a replica.
+    Cluster {
+        /// Number of masters.
+        masters: usize,
+    },
+}
+
 /// The choices of a seed.
 #[derive(Clone, Debug)]
 pub struct Scenario {
+    /// The Redis servers.
+    pub topology: Topology,
+    /// Whether each server has its own clock.
+    pub with_skew: bool,
     /// Number of hosts, each with a limiter and a store.
     pub hosts: usize,
     /// Number of clients, each of which sends one request after the other to any host.
@@ -65,6 +83,8 @@ pub struct PolicyChoice {
     pub failure: FailureMode,
     /// Units of a lease.
     pub lease: Option<u64>,
+    /// Whether its keys are in other slots of a cluster than those of other policies.
+    pub is_apart: bool,
 }
 
 /// A kind of fault.
@@ -98,10 +118,12 @@ pub enum FaultKind {
     HostClockStep,
     /// A host crashes, and starts again.
     Crash,
+    /// A slot moves to another node of a cluster, key by key.
+    Migration,
 }
 
 impl FaultKind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Partition,
         Self::HalfOpen,
         Self::Cut,
@@ -116,19 +138,33 @@ impl FaultKind {
         Self::ServerClockStep,
         Self::HostClockStep,
         Self::Crash,
+        Self::Migration,
     ];
 }
 
 impl Scenario {
     /// Draws a scenario. Each seed uses only some features and faults, so that rare combinations occur.
     pub fn draw(random: &mut Random) -> Self {
-        let policies = (0..random.between(1, 3)).map(|_| PolicyChoice::draw(random)).collect();
+        let topology = match random.below(10) {
+            0..5 => Topology::One,
+            5..7 => Topology::Sentinels,
+            _ => Topology::Cluster { masters: random.between(2, 3) as usize },
+        };
+        let is_cluster = matches!(topology, Topology::Cluster { .. });
+        // In a cluster, most requests shall have limits in several slots.
+        let count = random.between(if is_cluster { 2 } else { 1 }, 3);
+        let policies = (0..count).map(|_| PolicyChoice::draw(random)).collect();
+        let mut kinds = FaultKind::ALL.to_vec();
+        kinds.retain(|kind| is_cluster || *kind != FaultKind::Migration);
         let faults = match random.below(8) {
             0 => Vec::new(),
-            1..4 => vec![random.pick(&FaultKind::ALL)],
-            _ => FaultKind::ALL.into_iter().filter(|_| random.one_in(3)).collect(),
+            1..4 => vec![random.pick(&kinds)],
+            4 if is_cluster => vec![FaultKind::Migration],
+            _ => kinds.into_iter().filter(|_| random.one_in(3)).collect(),
         };
         Self {
+            topology,
+            with_skew: topology != Topology::One && random.one_in(2),
             with_resets: random.one_in(6),
             with_ids: random.one_in(4),
             with_lease_returns: random.one_in(2),
@@ -159,7 +195,7 @@ impl Scenario {
             let name = format!("p{index}");
             let policy = Policy::new(&*name, choice.limits[revision].iter().copied())
                 .matching(&*name, Condition::equal("yes"))
-                .per(["key"])
+                .per(choice.attributes(index))
                 .failing(choice.failure);
             match choice.lease {
                 Some(units) => policy.leased(Lease::Units(units)),
@@ -198,7 +234,13 @@ impl PolicyChoice {
             FailureMode::Local { numerator: 1, denominator: quarter },
         ]);
         let changed = limits.iter().map(|limit| change_limit(*limit, random)).collect();
-        Self { limits: [limits, changed], failure, lease }
+        Self { limits: [limits, changed], failure, lease, is_apart: random.one_in(2) }
+    }
+
+    /// Returns the attributes that its keys consist of.
+    fn attributes(&self, index: usize) -> Vec<String> {
+        let own = self.is_apart.then(|| format!("only{index}"));
+        std::iter::once("key".to_owned()).chain(own).collect()
     }
 
     /// Returns true if requests hold permits.

@@ -10,7 +10,7 @@ use pacegate_testkit::Random;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    history::{Answer, Check, Kind, Update},
+    history::{Answer, Check, Kind, Update, decided_at},
     host::Instance,
     world::World,
 };
@@ -25,6 +25,29 @@ struct Choice {
     cost: u64,
     kind: Kind,
     id: Option<u64>,
+}
+
+/// The names and values of the attributes of requests.
+pub(crate) struct Attributes {
+    /// For each policy: the attribute that it matches, and the one that only its keys have.
+    names: Vec<[String; 2]>,
+}
+
+impl Attributes {
+    pub(crate) fn new(world: &World) -> Self {
+        let names = |index| [format!("p{index}"), format!("only{index}")];
+        Self { names: (0..world.scenario.policies.len()).map(names).collect() }
+    }
+
+    /// Returns a request of one unit that these policies apply to.
+    pub(crate) fn request<'a>(&'a self, policies: &[usize], key: &'a str) -> Request<'a> {
+        let mut request = Request::new().with("key", key);
+        for &policy in policies {
+            let [matched, only] = &self.names[policy];
+            request = request.with(matched, "yes").with(only, only);
+        }
+        request
+    }
 }
 
 /// Sends requests until the workload ends.
@@ -56,8 +79,15 @@ pub(crate) async fn peek(
     let (policies, kind) = (vec![policy], Kind::Check);
     let instance = world.hosts[0].instance()?;
     let choice = Choice { client: 0, host: 0, instance, policies, key, cost: 0, kind, id: None };
-    let answer = check_once(world, &choice, random).await;
-    answer.filter(|answer| !answer.is_degraded())
+    // With a short deadline, one answer may be late, such as the first of a new script.
+    for _ in 0..MAX_PEEKS {
+        let answer = check_once(world, &choice, random).await;
+        if let Some(answer) = answer.filter(|answer| !answer.is_degraded()) {
+            return Some(answer);
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    None
 }
 
 /// Does now and then what operators and programs do besides requests.
@@ -70,7 +100,7 @@ async fn maintain(world: &World, choice: &Choice, random: &mut Random) {
         // Waits for draws in progress first.
         in_time(world, "the return of leases", 2, started);
     }
-    if world.scenario.with_reloads && random.one_in(100) {
+    if world.scenario.with_reloads && random.one_in(40) {
         let result = world.hosts[host].reload(&world.scenario);
         world.trace.event(format_args!("host {host} reloads: {result:?}"));
         if let Err(error) = result {
@@ -84,8 +114,9 @@ fn choose(world: &World, client: usize, random: &mut Random) -> Option<Choice> {
     let scenario = &world.scenario;
     let first = random.below(scenario.policies.len() as u64) as usize;
     let mut policies = vec![first];
+    let rarity = if world.servers.is_cluster() { 2 } else { 3 };
     let others = (0..scenario.policies.len()).filter(|&other| {
-        other != first && !scenario.policies[other].holds_permits() && random.one_in(3)
+        other != first && !scenario.policies[other].holds_permits() && random.one_in(rarity)
     });
     policies.extend(others);
     policies.sort_unstable();
@@ -105,6 +136,10 @@ fn choose(world: &World, client: usize, random: &mut Random) -> Option<Choice> {
         _ => Kind::Check,
     };
     let has_id = scenario.with_ids && !matches!(kind, Kind::Permit | Kind::Reserve);
+    if (has_id || kind == Kind::UpTo) && world.regions(&policies, key).len() > 1 {
+        // Not supported in several slots.
+        policies = vec![first];
+    }
     let id = has_id.then(|| random.number());
     let instance = world.hosts[host].instance()?;
     Some(Choice { client, host, instance, policies, key, cost, kind, id })
@@ -112,11 +147,8 @@ fn choose(world: &World, client: usize, random: &mut Random) -> Option<Choice> {
 
 impl Choice {
     /// Returns the request.
-    fn request<'a>(&self, names: &'a [String], key: &'a str) -> Request<'a> {
-        let mut request = Request::new().with("key", key).cost(self.cost);
-        for &policy in &self.policies {
-            request = request.with(&names[policy], "yes");
-        }
+    fn request<'a>(&self, attributes: &'a Attributes, key: &'a str) -> Request<'a> {
+        let request = attributes.request(&self.policies, key).cost(self.cost);
         if self.kind == Kind::Spent { request.spent() } else { request }
     }
 
@@ -133,6 +165,7 @@ impl Choice {
             id: self.id,
             started: world.time.now(),
             ended: u64::MAX,
+            times: Vec::new(),
             answer: None,
             released: None,
             returned: None,
@@ -176,6 +209,9 @@ impl Choice {
     }
 }
 
+/// Maximum number of attempts to peek at a counter.
+const MAX_PEEKS: usize = 5;
+
 /// Timers have a resolution of a millisecond, and a request may wait for two of them.
 const EPSILON: Duration = Duration::from_millis(3);
 
@@ -185,10 +221,6 @@ fn in_time(world: &World, what: &str, calls: u32, started: u64) {
     if took > (world.scenario.deadline + EPSILON) * calls {
         world.history.violation(format!("{what} took {took:?}, with {calls} calls"));
     }
-}
-
-fn names(world: &World) -> Vec<String> {
-    (0..world.scenario.policies.len()).map(|index| format!("p{index}")).collect()
 }
 
 /// Waits for the answer to a check, unless the client loses patience or the host crashes.
@@ -236,8 +268,8 @@ async fn check(world: &World, mut choice: Choice, random: &mut Random) {
 }
 
 async fn check_once(world: &World, choice: &Choice, random: &mut Random) -> Option<Answer> {
-    let (names, key) = (names(world), format!("k{}", choice.key));
-    let request = choice.request(&names, &key);
+    let (attributes, key) = (Attributes::new(world), format!("k{}", choice.key));
+    let request = choice.request(&attributes, &key);
     let id = choice.id.map(u64::to_le_bytes);
     let request = match &id {
         Some(id) => request.id(id).expect("a short id"),
@@ -246,6 +278,10 @@ async fn check_once(world: &World, choice: &Choice, random: &mut Random) -> Opti
     let limiter = &choice.instance.limiter;
     let index = choice.start(world);
     let decided = match choice.kind {
+        Kind::Check if world.regions(&choice.policies, choice.key).len() > 1 => {
+            let decision = check_parts(world, choice, random, (&request, index)).await;
+            decision.map(|decision| (decision, choice.cost))
+        }
         Kind::UpTo => {
             let grant = wait(world, choice, random, limiter.check_request_up_to(&request)).await;
             grant.map(|grant| (grant.decision, grant.units))
@@ -260,9 +296,30 @@ async fn check_once(world: &World, choice: &Choice, random: &mut Random) -> Opti
     answer
 }
 
+/// Checks limits that are charged one after the other, and records when.
+async fn check_parts(
+    world: &World,
+    choice: &Choice,
+    random: &mut Random,
+    (request, index): (&Request<'_>, usize),
+) -> Option<Decision> {
+    let charges = choice.instance.limiter.charges();
+    let plan = charges.plan(request);
+    let parts = plan.charges(choice.cost).expect("no cost exceeds its limits");
+    let batch = wait(world, choice, random, charges.check_batch(&parts, None)).await?;
+    let times = parts.iter().zip(&batch.each).map(|(charge, decision)| {
+        let name = charge.policy.as_str();
+        let policy = name.strip_prefix('p').and_then(|index| index.parse().ok());
+        (policy.expect("the name of a policy"), decided_at(decision))
+    });
+    let times = times.collect();
+    world.history.change(|events| events.checks[index].times = times);
+    Some(batch.decision)
+}
+
 async fn refund(world: &World, choice: &Choice) {
-    let (names, key) = (names(world), format!("k{}", choice.key));
-    let request = choice.request(&names, &key);
+    let (attributes, key) = (Attributes::new(world), format!("k{}", choice.key));
+    let request = choice.request(&attributes, &key);
     let started = world.time.now();
     let result = choice.instance.call(choice.instance.limiter.refund_request(&request)).await;
     let is_certain = result == Some(Ok(()));
@@ -275,8 +332,8 @@ async fn refund(world: &World, choice: &Choice) {
 /// Resets a key. When the server does it, a new segment of the history of its counters starts.
 async fn reset(world: &World, choice: Choice) {
     let limiter = &choice.instance.limiter;
-    let (names, key) = (names(world), format!("k{}", choice.key));
-    let request = choice.request(&names, &key);
+    let (attributes, key) = (Attributes::new(world), format!("k{}", choice.key));
+    let request = choice.request(&attributes, &key);
     let plan = limiter.charges().plan(&request);
     let started = world.time.now();
     let result: Option<Result<_, StoreError>> = match plan.charges(0) {

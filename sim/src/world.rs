@@ -1,9 +1,9 @@
 //! Runs one seed: hosts, clients, faults, and then the oracle.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, future::Future, sync::Arc, time::Duration};
 
 use anyhow::Context;
-use pacegate::{Request, SharedPermit, seed_permit_ids};
+use pacegate::{SharedPermit, seed_permit_ids};
 use pacegate_testkit::Random;
 use parking_lot::Mutex;
 use tokio::{
@@ -17,11 +17,12 @@ use crate::{
     faults,
     history::{Check, History, Kind},
     host::Host,
+    ledger::{Origin, Region},
     network::{Network, Path},
     oracle,
     panics::Panics,
-    redis::Redis,
     scenario::{FaultKind, Scenario},
+    servers::Servers,
     trace::Trace,
     workload,
 };
@@ -69,7 +70,9 @@ pub(crate) struct World {
     pub(crate) scenario: Arc<Scenario>,
     pub(crate) time: VirtualTime,
     pub(crate) network: Network,
-    pub(crate) server_clock: MachineClock,
+    pub(crate) servers: Servers,
+    /// For each policy: the region of each key.
+    regions: Arc<Vec<Vec<Region>>>,
     pub(crate) hosts: Vec<Host>,
     pub(crate) history: History,
     pub(crate) trace: Trace,
@@ -176,23 +179,102 @@ impl World {
             let (skew, drift) = (random.below(most), random.between(0, 400) as i64 - 200);
             MachineClock::new(time, start + skew, drift)
         };
-        let server_clock = clock(1_000_000);
+        let servers = Servers::new(scenario.topology);
+        let count = if scenario.with_skew { servers.count() } else { 1 };
+        let server_clocks: Vec<_> = (0..count).map(|_| clock(1_000_000)).collect();
         let clocks: Vec<_> = (0..scenario.hosts).map(|_| clock(60_000_000)).collect();
-        let redis = Redis::new().map_err(|error| anyhow::anyhow!("no Lua: {error}"))?;
-        let path = Path { delay: scenario.delay, is_blocked_up: false, is_blocked_down: false };
-        let paths = vec![path; scenario.hosts];
+        let machines = servers.create(&server_clocks);
+        let machines = machines.map_err(|error| anyhow::anyhow!("no Lua: {error}"))?;
+        let paths = (scenario.hosts, Path::open(scenario.delay));
         let network_random = Random::new(random.number());
-        let network =
-            Network::new(redis, server_clock.clone(), paths, network_random, trace.clone());
+        let network = Network::new(machines, paths, time, network_random, trace.clone());
         let mut hosts = Vec::new();
         for (index, clock) in clocks.into_iter().enumerate() {
             let host = Host::new(index, clock);
-            host.start(&scenario, &network, Random::new(random.number()))?;
+            let random = Random::new(random.number());
+            host.start(&scenario, &servers.url(), &network, random)?;
             hosts.push(host);
         }
         let (scenario, history) = (Arc::new(scenario), History::default());
-        let lost_permits = Arc::default();
-        Ok(Self { scenario, time, network, server_clock, hosts, history, trace, lost_permits })
+        let (lost_permits, regions) = (Arc::default(), Arc::default());
+        let mut world =
+            Self { scenario, time, network, servers, regions, hosts, history, trace, lost_permits };
+        world.regions = Arc::new(world.find_regions().await?);
+        Ok(world)
+    }
+
+    /// Returns the region of each policy and key. The slots of a cluster depend on the names of keys, so it peeks at
+    /// each counter.
+    async fn find_regions(&self) -> anyhow::Result<Vec<Vec<Region>>> {
+        let Scenario { policies, keys, .. } = &*self.scenario;
+        let mut regions = vec![vec![0; *keys]; policies.len()];
+        if !self.servers.is_cluster() {
+            return Ok(regions);
+        }
+        let instance = self.hosts[0].instance().context("the first host is down")?;
+        for (policy, regions) in regions.iter_mut().enumerate() {
+            for (key, region) in regions.iter_mut().enumerate() {
+                let (key, attributes) = (format!("k{key}"), workload::Attributes::new(self));
+                let request = attributes.request(&[policy], &key);
+                while instance.limiter.peek_request(&request).await?.is_degraded() {
+                    sleep(PROBE_INTERVAL).await;
+                }
+                *region = self.network.with_ledger(|ledger| ledger.last_region());
+            }
+        }
+        let mut used: Vec<_> = regions.iter().flatten().copied().collect();
+        used.sort_unstable();
+        used.dedup();
+        self.network.with_ledger(|ledger| ledger.set_regions(used));
+        Ok(regions)
+    }
+
+    /// Returns the region of a policy's key.
+    pub(crate) fn region(&self, policy: usize, key: usize) -> Region {
+        self.regions[policy][key]
+    }
+
+    /// Returns the regions of policies for a key. Several are charged one after the other.
+    pub(crate) fn regions(&self, policies: &[usize], key: usize) -> Vec<Region> {
+        let mut regions: Vec<_> = policies.iter().map(|&it| self.region(it, key)).collect();
+        regions.sort_unstable();
+        regions.dedup();
+        regions
+    }
+
+    /// Returns the regions that a master has.
+    pub(crate) fn regions_of(&self, master: usize) -> Vec<Region> {
+        let regions = self.network.with_ledger(|ledger| ledger.regions().to_vec());
+        let owns = |region: &Region| {
+            self.network.with_redis(master, |redis| {
+                redis.cluster.as_ref().is_none_or(|view| view.owns(*region))
+            })
+        };
+        regions.into_iter().filter(owns).collect()
+    }
+
+    /// Starts a lineage of a region on a server.
+    pub(crate) fn branch(&self, server: usize, region: Region, parent: Option<Origin>) {
+        let now = self.time.now();
+        self.network.with_ledger(|ledger| ledger.branch(now, server, region, parent));
+    }
+
+    /// Starts lineages on a master that lost its data, or whose clock has stepped.
+    pub(crate) fn start_lineage(&self, master: usize) {
+        self.regions_of(master).into_iter().for_each(|region| self.branch(master, region, None));
+    }
+
+    /// Returns the clocks of the servers with Redis. Servers may share one.
+    pub(crate) fn server_clocks(&self) -> Vec<MachineClock> {
+        let nodes = if self.scenario.with_skew { self.servers.nodes() } else { 0..1 };
+        nodes.map(|node| self.network.clock(node)).collect()
+    }
+
+    /// Returns whether the clock of a counter may have stepped, also because another server has it.
+    pub(crate) fn has_clock_steps(&self) -> bool {
+        let is_disturbed = !self.network.with_ledger(|ledger| ledger.is_undisturbed());
+        let has_steps = self.server_clocks().iter().any(|clock| !clock.steps().is_empty());
+        has_steps || (is_disturbed && self.scenario.with_skew)
     }
 
     /// Stops the program of a host without notice.
@@ -202,7 +284,8 @@ impl World {
 
     /// Starts the program of a host, unless it runs.
     pub(crate) fn start_host(&self, host: usize, random: Random) {
-        if let Err(error) = self.hosts[host].start(&self.scenario, &self.network, random) {
+        let url = self.servers.url();
+        if let Err(error) = self.hosts[host].start(&self.scenario, &url, &self.network, random) {
             self.history.violation(format!("host {host} does not start: {error}"));
         }
     }
@@ -211,7 +294,8 @@ impl World {
     /// data, they expire later.
     async fn check_returned_permits(&self) {
         let has_crashes = self.scenario.faults.contains(&FaultKind::Crash);
-        if has_crashes || !self.network.disturbances().is_empty() {
+        let is_undisturbed = self.network.with_ledger(|ledger| ledger.is_undisturbed());
+        if has_crashes || !is_undisturbed {
             return;
         }
         let mut random = Random::new(0);
@@ -243,8 +327,12 @@ impl World {
 
     /// Waits until permits that were not returned have expired.
     async fn expire_permits(&self) {
+        // A return may be lost too.
+        let is_disturbed = !self.network.with_ledger(|ledger| ledger.is_undisturbed());
         let held = self.history.change(|events| {
-            let is_held = |check: &&Check| check.kind == Kind::Permit && check.returned.is_none();
+            let is_held = |check: &&Check| {
+                check.kind == Kind::Permit && (is_disturbed || check.returned.is_none())
+            };
             let policies = events.checks.iter().filter(is_held).flat_map(|check| &check.policies);
             let limits = policies.flat_map(|&policy| &self.scenario.policies[policy].limits[0]);
             let permits = limits.filter(|limit| limit.algorithm().holds_permits());
@@ -265,8 +353,7 @@ impl World {
                 let decision = workload::peek(self, index, key, &mut random).await;
                 let (left, amount) =
                     (decision.map_or(0, |it| it.remaining), policy.limits[0][0].amount());
-                let has_steps = !self.server_clock.steps().is_empty();
-                if policy.holds_permits() && left != amount && !has_steps {
+                if policy.holds_permits() && left != amount && !self.has_clock_steps() {
                     let problem =
                         format!("policy {index}, key {key}: {left} of {amount} permits are free");
                     self.history.violation(problem);
@@ -275,29 +362,50 @@ impl World {
         }
     }
 
-    /// Checks that every host can use the server some time after the last fault. A host notices a lost connection only
-    /// when it uses it, so each sends requests meanwhile.
+    /// Checks that every host can use every server some time after the last fault, and then all counters.
     async fn check_health(&self) {
-        let healed = Duration::from_micros(self.history.change(|events| events.healed));
-        let request = Request::new().with("key", "k0").with("p0", "yes");
-        loop {
-            let is_due = Duration::from_micros(self.time.now()) >= healed + RECOVERY;
-            for (index, host) in self.hosts.iter().enumerate() {
-                let Some(instance) = host.instance() else { continue };
-                let decision = instance.limiter.peek_request(&request).await;
-                let is_healthy = decision.is_ok_and(|decision| !decision.is_degraded());
-                if is_due && !is_healthy {
-                    let servers = instance.store.stats().servers;
-                    self.history.violation(format!("host {index} has not recovered: {servers:?}"));
+        let mut probes = JoinSet::new();
+        for host in 0..self.hosts.len() {
+            let mut probed = BTreeSet::new();
+            for policy in 0..self.scenario.policies.len() {
+                for key in 0..self.scenario.keys {
+                    if probed.insert(self.region(policy, key)) {
+                        probes.spawn(self.clone().check_recovery(host, policy, key));
+                    }
                 }
             }
-            if is_due {
-                break;
-            }
-            sleep(PROBE_INTERVAL).await;
         }
+        probes.join_all().await;
         self.check_returned_permits().await;
         self.expire_permits().await;
         self.check_counters().await;
+    }
+
+    /// Checks that a host can use the server of a counter some time after the last fault. It notices a lost connection
+    /// only when it uses it, so it sends requests meanwhile.
+    async fn check_recovery(self, host: usize, policy: usize, key: usize) {
+        let healed = Duration::from_micros(self.history.change(|events| events.healed));
+        let Some(instance) = self.hosts[host].instance() else { return };
+        let (attributes, key) = (workload::Attributes::new(&self), format!("k{key}"));
+        let request = attributes.request(&[policy], &key);
+        // With a short deadline, one answer may be late, such as the first of a new script.
+        let round_trip = 2 * Duration::from_millis(self.scenario.delay.1);
+        let attempts = if self.scenario.deadline > 3 * round_trip { 1 } else { 5 };
+        loop {
+            let is_due = Duration::from_micros(self.time.now()) >= healed + RECOVERY;
+            let mut is_healthy = false;
+            for _ in 0..attempts {
+                let decision = instance.limiter.peek_request(&request).await;
+                is_healthy |= decision.is_ok_and(|decision| !decision.is_degraded());
+            }
+            if is_due && !is_healthy {
+                let servers = instance.store.stats().servers;
+                self.history.violation(format!("host {host} has not recovered: {servers:?}"));
+            }
+            if is_due {
+                return;
+            }
+            sleep(PROBE_INTERVAL).await;
+        }
     }
 }

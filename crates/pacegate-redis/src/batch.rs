@@ -280,13 +280,45 @@ impl Batch {
         Some(batch)
     }
 
-    /// Splits the batch by cells. Requests for the same cells stay together, in order.
+    /// Splits the batch by keys: those of the cells, and that of a reservation. Requests for the same keys stay
+    /// together, in order.
     pub(crate) fn split(self) -> Vec<Self> {
-        let mut parts: BTreeMap<SmallVec<[CellId; 1]>, Vec<PendingRequest>> = BTreeMap::new();
+        type Keys = (SmallVec<[CellId; 1]>, Option<CellId>);
+        let mut parts: BTreeMap<Keys, Vec<PendingRequest>> = BTreeMap::new();
         for request in self.requests {
             let cells = request.charges.iter().map(|charge| charge.cell).collect();
-            parts.entry(cells).or_default().push(request);
+            let reservation = request.reservation.map(|reservation| reservation.key);
+            parts.entry((cells, reservation)).or_default().push(request);
         }
         parts.into_values().flat_map(Self::pack).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pacegate::Charge;
+
+    use super::*;
+
+    /// Otherwise a request for one key of a migrating slot would fail because of a reservation, which needs two keys.
+    #[test]
+    fn a_reservation_is_split_from_other_requests_for_its_key() {
+        let names = Names::new("", b"");
+        let request = |key: &str, reservation: Option<u128>| {
+            let charge = Charge::new("api".parse().unwrap(), key, Limit::per_minute(9));
+            let charges: CellCharges = [names.cell_charge(&charge).unwrap()].into_iter().collect();
+            let key = |id| names.reservation(id, &charges);
+            let reservation = reservation.map(|id| NewReservation { key: key(id), ttl: 1 });
+            let (responder, _) = Responder::new();
+            PendingRequest { charges, times: 1, once: None, reservation, responder }
+        };
+        let requests = [("a", None), ("a", Some(1)), ("b", None), ("a", None), ("a", Some(2))];
+        let requests = requests.map(|(key, reservation)| request(key, reservation)).into();
+        let batches = Batch::pack(requests);
+        assert_eq!(batches.len(), 1);
+        let parts = batches.into_iter().flat_map(Batch::split);
+        let mut sizes: Vec<_> = parts.map(|part| part.requests.len()).collect();
+        sizes.sort_unstable();
+        assert_eq!(sizes, [1, 1, 1, 2]);
     }
 }

@@ -166,6 +166,13 @@ impl NodeWorker {
         }
     }
 
+    /// [`NodeWorker::send_command`] for a command that has waited for another server. Wakes the task, because the
+    /// deadline of the command may be earlier than those of all queued requests.
+    fn send_forwarded(&self, command: Command) {
+        self.send_command(command);
+        self.wake.notify_one();
+    }
+
     fn push(&self, add: impl FnOnce(&mut Queue)) -> Result<(), StoreError> {
         let mut queue = self.queue.lock();
         if !self.is_open() {
@@ -323,7 +330,8 @@ impl NodeWorker {
     async fn expire_queued(&self) {
         let deadline = self.common.deadline;
         loop {
-            // A request that arrives later has a later deadline.
+            // A request that arrives later has a later deadline. A forwarded command wakes the task, which calls this
+            // again.
             let since = self.queue.lock().since().unwrap_or_else(Instant::now);
             sleep_until(since + deadline).await;
             let expired = self.queue.lock().expire(deadline);
@@ -401,7 +409,7 @@ impl NodeWorker {
         }
         match command.slot().and_then(|slot| cluster.worker_of(slot)) {
             Some(worker) if std::ptr::eq(&*worker, self) => return Some(command),
-            Some(worker) => worker.send_command(command),
+            Some(worker) => worker.send_forwarded(command),
             None => command.fail(&cluster::no_server()),
         }
         None
@@ -432,7 +440,7 @@ impl NodeWorker {
             false => cluster.worker(&address),
         };
         if worker.is_open() {
-            worker.send_command(command);
+            worker.send_forwarded(command);
         } else {
             tokio::spawn(worker.send_later(command));
         }
@@ -448,7 +456,7 @@ impl NodeWorker {
         for part in parts {
             match is_whole {
                 true => drop(tokio::spawn(owner.clone().send_later(part))),
-                false => owner.send_command(part),
+                false => owner.send_forwarded(part),
             }
         }
     }
@@ -462,7 +470,7 @@ impl NodeWorker {
         if self.is_late(&mut command) {
             return command.fail(&StoreError::Unavailable(SLOT_MIGRATES.to_owned()));
         }
-        self.send_command(command);
+        self.send_forwarded(command);
     }
 
     /// Returns whether all requests are cancelled, or too old for another attempt.
@@ -544,10 +552,57 @@ enum Failure {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use pacegate::{Charge, Limit};
 
     use super::*;
-    use crate::{cell::CellCharges, responder::Responder};
+    use crate::{
+        cell::CellCharges,
+        command::UpdateCommand,
+        environment::OperatingSystem,
+        link::{Access, Address},
+        responder::Responder,
+        wire::Action,
+    };
+
+    fn worker(deadline: Duration) -> Arc<NodeWorker> {
+        let environment: Arc<dyn Environment> = Arc::new(OperatingSystem);
+        let time = Time::Server(environment.clone());
+        let common = Common {
+            names: Names::new("", b""),
+            deadline,
+            deny_cache: DenyCache::new(0, deadline, false, time.clone()),
+            time,
+            environment: environment.clone(),
+            once: deadline,
+            totals: Totals::default(),
+            layout: None,
+        };
+        let (user, password, tls) = (None, None, None);
+        let access = Access { user, password, database: 0, tls, environment };
+        let resolver = Resolver::Fixed(Address::Tcp("node".to_owned(), 6_379), access);
+        NodeWorker::new(Arc::new(common), resolver, Weak::new())
+    }
+
+    /// Otherwise it would time out only after the round trips in flight, because the task computed the next deadline
+    /// before.
+    #[test]
+    fn a_forwarded_command_wakes_the_task() {
+        let worker = worker(Duration::from_millis(100));
+        worker.open();
+        let charge = Charge::new("api".parse().unwrap(), "key", Limit::per_minute(9));
+        let send = |send: fn(&NodeWorker, Command)| {
+            // As many round trips as possible are in flight.
+            worker.queue.lock().wake_at = usize::MAX;
+            let charge = worker.common.names.cell_charge(&charge).unwrap();
+            let (responder, _reply) = Responder::new();
+            let update = UpdateCommand { charge, action: Action::Refund, responder };
+            send(&worker, Command::new(Payload::Update(update)));
+            worker.wake.notified().now_or_never().is_some()
+        };
+        assert!(!send(NodeWorker::send_command), "a new request has a later deadline");
+        assert!(send(NodeWorker::send_forwarded));
+    }
 
     /// Otherwise their callers would wait for as long as the round trips before them take.
     #[test]

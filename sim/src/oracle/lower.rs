@@ -3,7 +3,7 @@
 use pacegate::{Algorithm, Source};
 use pacegate_testkit::Model;
 
-use super::{Bounds, Counter, Decided, Judge, LATE};
+use super::{Bounds, Counter, DENY_CACHE_AGE, Decided, Judge, LATE, Segment};
 use crate::history::{Kind, Update};
 
 /// A counter of which only certain charges are known, in one segment.
@@ -18,45 +18,45 @@ struct Lower {
 impl Judge<'_> {
     /// Checks that the model admits all requests that were admitted, and bounds retry times and remaining units.
     pub(super) fn excess_units(&self, counter: &Counter<'_>, bounds: &mut [Bounds]) -> Vec<String> {
-        let is_meant = |(_, it): &(usize, &Decided<'_>)| {
-            counter.applies_to(it.check)
-                && !it.is_ambiguous
-                && it.answer.source != Source::DenyCache
-        };
-        let meant: Vec<_> = self.decided.iter().enumerate().filter(is_meant).collect();
-        let mut violations = Vec::new();
-        let last = meant.iter().map(|(_, it)| it.segment(counter)).max().unwrap_or(0);
-        for segment in 0..=last {
-            let in_segment = meant.iter().filter(|(_, it)| it.segment(counter) == segment);
-            let mut in_segment: Vec<_> = in_segment.copied().collect();
-            in_segment.sort_by_key(|(_, it)| it.at);
-            violations.extend(self.excess_in_segment(counter, segment, &in_segment, bounds));
-        }
-        violations
+        let is_meant = |it: &Decided<'_>| !it.place(counter).is_ambiguous;
+        let segments = self.segments(counter, is_meant).into_iter();
+        segments.filter_map(|it| self.excess_in_segment(counter, &it, bounds)).collect()
     }
 
     fn excess_in_segment(
         &self,
         counter: &Counter<'_>,
-        segment: usize,
-        decided: &[(usize, &Decided<'_>)],
+        segment: &Segment<'_>,
         bounds: &mut [Bounds],
     ) -> Option<String> {
-        let returned = self.events.returns.iter().map(|it| it.units).collect();
+        let returned = self.returns(counter).map(|it| it.units).collect();
         let mut lower = Lower { model: Model::new(counter.limits[0]), excess: 0, returned };
-        for group in decided.chunk_by(|(_, one), (_, other)| one.at == other.at) {
-            let at = group[0].1.at;
-            lower.model.forget(at);
-            for &(index, it) in group {
+        let at = |it: &Decided<'_>| it.place(counter).at;
+        let is_cached = |it: &Decided<'_>| it.answer.source == Source::DenyCache;
+        let (cached, decided): (Vec<_>, Vec<_>) =
+            segment.decided.iter().copied().partition(|(_, it, _)| is_cached(it));
+        let mut cached = cached.into_iter().filter(|(_, _, is_own)| *is_own).peekable();
+        for group in decided.chunk_by(|(_, one, _), (_, other, _)| at(one) == at(other)) {
+            // A cached denial knows what was charged when it was cached.
+            let is_earlier = |it: &Decided<'_>| at(it) <= at(group[0].1) + DENY_CACHE_AGE;
+            while let Some((index, it, _)) = cached.next_if(|(_, it, _)| is_earlier(it)) {
+                self.bound_from_below(counter, it, &mut lower.model, &mut bounds[index]);
+            }
+            lower.model.forget(at(group[0].1));
+            for &(index, it, is_own) in group {
                 // Leased units of an earlier segment are not charged in this one.
-                let is_exact = segment == 0 || counter.policy.lease.is_none();
+                let is_exact = is_own && (segment.is_first || counter.policy.lease.is_none());
                 if is_exact && it.answer.source == Source::Store && !it.is_repeated {
                     self.bound_from_below(counter, it, &mut lower.model, &mut bounds[index]);
                 }
             }
             self.admit(counter, group, &mut lower);
+            if group.iter().all(|(_, _, is_own)| !is_own) {
+                // Judged in its own segment.
+                lower.excess = 0;
+            }
             // Leased units of an earlier segment may be spent in this one.
-            let allowed = if segment > 0 { self.leased(counter) } else { 0 };
+            let allowed = if segment.is_first { 0 } else { self.leased(counter) };
             if lower.excess > allowed {
                 return Some(format!(
                     "{} admitted {} units too many, {allowed} allowed: {group:?}",
@@ -69,7 +69,12 @@ impl Judge<'_> {
     }
 
     /// Adds the units that were admitted at one instant, under the limits of their requests.
-    fn admit(&self, counter: &Counter<'_>, group: &[(usize, &Decided<'_>)], lower: &mut Lower) {
+    fn admit(
+        &self,
+        counter: &Counter<'_>,
+        group: &[(usize, &Decided<'_>, bool)],
+        lower: &mut Lower,
+    ) {
         // Units of a lease were charged before, perhaps when fewer of a higher limit were used.
         let higher = usize::from(counter.limits[1].amount() > counter.limits[0].amount());
         let charged_under = |it: &Decided<'_>| match it.answer.source {
@@ -80,19 +85,19 @@ impl Judge<'_> {
         let mut revisions = [0, 1];
         revisions.sort_by_key(|&revision: &usize| counter.limits[revision].capacity());
         for revision in revisions {
-            let of_revision = group.iter().filter(|(_, it)| charged_under(it) == revision);
-            let units: u64 = of_revision.map(|(_, it)| it.units()).sum();
+            let of_revision = group.iter().filter(|(_, it, _)| charged_under(it) == revision);
+            let units: u64 = of_revision.map(|(_, it, _)| it.units()).sum();
             if units == 0 {
                 continue;
             }
-            let at = group[0].1.at;
+            let at = group[0].1.place(counter).at;
             let is_changed = self.world.scenario.with_reloads;
             lower.model.set_limit(counter.limit(revision, u64::max, is_changed));
             let fit = units.min(lower.model.remaining(at));
             if fit > 0 {
                 lower.model.take(at, fit, 0);
             }
-            let until = group.iter().map(|(_, it)| it.check.ended).max().unwrap_or(0);
+            let until = group.iter().map(|(_, it, _)| it.check.ended).max().unwrap_or(0);
             lower.excess += self.unexplained(counter, until, units - fit, &mut lower.returned);
         }
     }
@@ -107,18 +112,33 @@ impl Judge<'_> {
     ) {
         let is_returned =
             |update: &Update| counter.is_changed_by(update) && update.started <= it.check.ended;
-        if self.events.returns.iter().any(is_returned) {
+        if it.places.len() > 1 || self.returns(counter).any(is_returned) {
             return;
         }
+        let at = it.place(counter).at;
         let is_changed = self.world.scenario.with_reloads;
         model.set_limit(counter.limit(it.check.revision, u64::max, is_changed));
         if it.answer.is_allowed {
-            bounds.remaining.1 = bounds.remaining.1.min(model.remaining(it.at));
+            bounds.remaining.1 = bounds.remaining.1.min(model.remaining(at));
         } else {
             let cost = if it.check.kind == Kind::UpTo { 1 } else { it.check.cost.max(1) };
-            let retry = model.first_fit(it.at, cost).unwrap_or(0);
+            let retry = model.first_fit(at, cost).unwrap_or(0);
             bounds.retry_after.0 = bounds.retry_after.0.max(retry);
         }
+    }
+
+    /// Returns the updates that may return units of other requests to a counter. If a request is denied by another
+    /// slot, a window gets back exactly the units of that request, unless it lost them before.
+    fn returns<'b>(&'b self, counter: &'b Counter<'_>) -> impl Iterator<Item = &'b Update> {
+        let has_windows = counter.algorithm().windows() > 0;
+        let disturbances = &self.disturbances[&counter.region];
+        let resets = counter.resets.iter().map(|&number| &self.resets[number]);
+        let losses: Vec<u64> = disturbances.iter().chain(resets).copied().collect();
+        let may_be_lost = move |it: &&Update| {
+            let during = it.started..=it.ended;
+            !has_windows || losses.iter().any(|at| during.contains(at))
+        };
+        self.events.returns.iter().chain(self.compensations.iter().filter(may_be_lost))
     }
 
     /// Explains an excess by units that were returned before, as long as that has an effect. Returns the rest.
@@ -139,7 +159,7 @@ impl Judge<'_> {
                 && it.ended.saturating_add(lives) >= until
         };
         let mut rest = excess;
-        for (update, left) in self.events.returns.iter().zip(returned) {
+        for (update, left) in self.returns(counter).zip(returned) {
             if rest > 0 && counts(update) {
                 let used = rest.min(*left);
                 (rest, *left) = (rest - used, *left - used);

@@ -1,9 +1,10 @@
 //! Judges a history by the reference model: how many units may have been admitted, which denials were justified, and
 //! which retry times were honest.
 //!
-//! The server may lose its keys, and its clock may step. Each such disturbance starts a new segment of the history, in
-//! which every limit starts unused: docs/failure-modes.md and docs/algorithms.md state one more burst for each. A reset
-//! starts a segment of its key. Within a segment nothing may be admitted that the model would not admit.
+//! A server may lose its keys, and its clock may step. Each such disturbance starts a new segment of the history, in
+//! which every limit starts unused: docs/failure-modes.md and docs/algorithms.md state one more burst for each. After a
+//! failover to a server with the same clock, a segment continues what the replica had received. A reset starts a
+//! segment of its key. Within a segment nothing may be admitted that the model would not admit.
 //!
 //! The usage of a counter has two bounds. The lower one has only what was certainly charged in the segment. The upper
 //! one has everything that may have been charged, as late as possible. Denials, retry times and remaining units must
@@ -12,6 +13,7 @@
 mod fallback;
 mod lower;
 mod permits;
+mod places;
 mod upper;
 
 use std::{
@@ -21,9 +23,12 @@ use std::{
 
 use pacegate::{Algorithm, Limit, Source};
 
+use places::{Place, Segment};
+
 use crate::{
     history::{Answer, Check, Events, Kind, Update},
-    scenario::{FaultKind, PolicyChoice},
+    ledger::Region,
+    scenario::{FaultKind, PolicyChoice, Topology},
     world::World,
 };
 
@@ -34,25 +39,19 @@ struct Counter<'a> {
     /// In both revisions.
     limits: [Limit; 2],
     key: usize,
+    region: Region,
     /// Numbers of the server's resets that may have reset this counter.
     resets: Vec<usize>,
 }
 
 /// A request that was decided by the server, or by units or denials from it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Decided<'a> {
     index: usize,
     check: &'a Check,
     answer: Answer,
-    /// The time by the clock of the server.
-    at: u64,
-    /// The virtual time at which the server decided.
-    ran: u64,
-    /// Number of disturbances, and of resets, before.
-    disturbances: usize,
-    resets: usize,
-    /// The server reset a key at the same time, before or after.
-    is_ambiguous: bool,
+    /// One for each region of its counters.
+    places: Vec<Place>,
     /// An earlier answer to the same request: this one charged nothing.
     is_repeated: bool,
 }
@@ -75,10 +74,12 @@ struct Judge<'a> {
     decided: Vec<Decided<'a>>,
     /// The ids of requests that the server decided.
     decided_ids: BTreeSet<u64>,
-    /// Virtual times at which the server lost data or its clock stepped.
-    disturbances: Vec<u64>,
+    /// Virtual times at which a region lost data or was ruled by another clock.
+    disturbances: BTreeMap<Region, Vec<u64>>,
     /// Virtual times at which the server reset a key.
     resets: Vec<u64>,
+    /// Units of requests in several regions that were charged and returned, because another region denied or failed.
+    compensations: Vec<Update>,
 }
 
 /// Time in which every host is connected at first.
@@ -88,14 +89,22 @@ const CONNECT_TIME: Duration = Duration::from_millis(200);
 /// for which the server does not read, and delays.
 pub(crate) const LATE: u64 = 4_500_000;
 
+/// Time for which an old master may still be used after another one has taken over.
+pub(crate) const STALE: u64 = 3_000_000;
+
 /// Maximum age of an entry in the deny cache, and the time of a round trip.
 const DENY_CACHE_AGE: u64 = 1_300_000;
 
 /// Returns the promises that a history breaks.
 pub(crate) fn judge(world: &World, events: &Events) -> Vec<String> {
-    let (disturbances, resets) = (world.network.disturbances(), world.network.resets());
-    let (decided, decided_ids) = (Vec::new(), BTreeSet::new());
-    let mut judge = Judge { world, events, decided, decided_ids, disturbances, resets };
+    let (disturbances, resets) = world.network.with_ledger(|ledger| {
+        let of = |&region: &Region| (region, ledger.disturbances(region));
+        (ledger.regions().iter().map(of).collect(), ledger.resets().to_vec())
+    });
+    let (decided, decided_ids, compensations) = (Vec::new(), BTreeSet::new(), Vec::new());
+    let mut judge =
+        Judge { world, events, decided, decided_ids, disturbances, resets, compensations };
+    judge.compensations = judge.compensated();
     judge.decided = judge.decide();
     judge.decided_ids = judge.decided.iter().filter_map(|it| it.check.id).collect();
     let mut violations = judge.wrong_repetitions();
@@ -109,6 +118,8 @@ pub(crate) fn judge(world: &World, events: &Events) -> Vec<String> {
         judge.bound_usage(&counter, &mut bounds);
         violations.extend(judge.excess_without_store(&counter));
     }
+    violations.extend(judge.leases_of_other_limits());
+    violations.extend(judge.misled_hosts());
     violations.extend(judge.needless_fallbacks());
     violations.extend(judge.needless_denials_without_store());
     let judged = judge.decided.iter().zip(&bounds);
@@ -123,42 +134,6 @@ impl Default for Bounds {
 }
 
 impl<'a> Judge<'a> {
-    /// Finds the decisions of the server, and when it made them.
-    fn decide(&self) -> Vec<Decided<'a>> {
-        let network = &self.world.network;
-        let mut decided = Vec::new();
-        for (index, check) in self.events.checks.iter().enumerate() {
-            let Some(answer) = check.store_answer() else { continue };
-            // The stored answer of a repeated request may be older than the request.
-            let started = if check.id.is_some() { 0 } else { check.started };
-            let served = network.served(answer.decided_at, started..=check.ended);
-            // Leases and the deny cache only estimate the time of the server.
-            let served = served.filter(|_| answer.source == Source::Store);
-            let count = |times: &[u64]| times.iter().filter(|&&at| at <= check.ended).count();
-            let at = match answer.source {
-                Source::DenyCache => self.world.server_clock.at(check.ended),
-                _ => answer.decided_at,
-            };
-            decided.push(Decided {
-                index,
-                check,
-                answer,
-                at,
-                ran: served.map_or(check.ended, |served| served.at),
-                disturbances: served.map_or(count(&self.disturbances), |it| it.disturbances),
-                resets: served.map_or(count(&self.resets), |it| it.resets),
-                is_ambiguous: network.has_reset_at(answer.decided_at),
-                is_repeated: false,
-            });
-        }
-        decided.sort_by_key(|it| (it.ran, it.index));
-        let mut seen = BTreeSet::new();
-        for it in &mut decided {
-            it.is_repeated = it.check.id.is_some_and(|id| !seen.insert((id, it.at)));
-        }
-        decided
-    }
-
     fn counters(&self) -> Vec<Counter<'a>> {
         let scenario = &self.world.scenario;
         let mut counters = Vec::new();
@@ -166,8 +141,8 @@ impl<'a> Judge<'a> {
             for place in 0..policy.limits[0].len() {
                 for key in 0..scenario.keys {
                     let limits = [0, 1].map(|revision| policy.limits[revision][place]);
-                    let resets = Vec::new();
-                    let mut counter = Counter { policy, policy_index, limits, key, resets };
+                    let (resets, region) = (Vec::new(), self.world.region(policy_index, key));
+                    let mut counter = Counter { policy, policy_index, limits, key, region, resets };
                     counter.resets = self.resets_of(&counter);
                     counters.push(counter);
                 }
@@ -184,35 +159,77 @@ impl<'a> Judge<'a> {
         (0..self.resets.len()).filter(|&number| may_be(self.resets[number])).collect()
     }
 
-    /// Returns true if a server without faults has always answered in time.
-    fn is_calm(&self) -> bool {
+    /// Returns true if only these kinds of faults occurred, and a server without faults has always answered in time,
+    /// even if this many messages are necessary.
+    fn is_calm(&self, messages: u32, is_harmless: impl Fn(&FaultKind) -> bool) -> bool {
         let scenario = &self.world.scenario;
-        let is_fast = scenario.deadline > 12 * Duration::from_millis(scenario.delay.1);
-        is_fast && scenario.faults.iter().all(|kind| matches!(kind, FaultKind::ScriptFlush))
+        let is_fast = scenario.deadline > messages * Duration::from_millis(scenario.delay.1);
+        is_fast && scenario.faults.iter().all(is_harmless)
     }
 
     /// Checks that failure modes decide only after a fault. The loss of scripts has no effect, and neither has a step
-    /// of a host's clock.
+    /// of a host's clock. While a slot moves, requests with one key follow it.
     fn needless_fallbacks(&self) -> Option<String> {
+        use FaultKind::{HostClockStep, Migration, ScriptFlush};
         let scenario = &self.world.scenario;
-        let is_harmless =
-            |kind: &FaultKind| matches!(kind, FaultKind::ScriptFlush | FaultKind::HostClockStep);
-        let is_fast = scenario.deadline > 12 * Duration::from_millis(scenario.delay.1);
-        if !is_fast || !scenario.faults.iter().all(is_harmless) {
-            return None;
-        }
-        let is_needless = |check: &&Check| {
-            check.fallback_answer().is_some() && check.started > micros(CONNECT_TIME)
+        let (is_calm, with_one_key) = match scenario.topology {
+            Topology::Cluster { .. } => {
+                let is_harmless =
+                    |kind: &FaultKind| matches!(kind, ScriptFlush | HostClockStep | Migration);
+                (self.is_calm(24, is_harmless), scenario.faults.contains(&Migration))
+            }
+            _ => {
+                let is_harmless = |kind: &FaultKind| matches!(kind, ScriptFlush | HostClockStep);
+                (self.is_calm(12, is_harmless), false)
+            }
         };
-        let found = self.events.checks.iter().find(is_needless)?;
+        let has_one_key = |check: &Check| match check.policies[..] {
+            [policy] => scenario.policies[policy].limits[0].len() == 1,
+            _ => false,
+        };
+        let is_needless = |check: &&Check| {
+            check.fallback_answer().is_some()
+                && check.started > micros(CONNECT_TIME)
+                && (!with_one_key
+                    || (has_one_key(check) && check.id.is_none() && check.kind != Kind::Reserve))
+        };
+        let found = self.events.checks.iter().find(is_needless).filter(|_| is_calm)?;
         Some(format!("a failure mode decided without a fault: {found:?}"))
+    }
+
+    /// Checks that hosts that can reach the sentinels leave an old master soon.
+    fn misled_hosts(&self) -> Option<String> {
+        use FaultKind::{Crash, Cut, Freeze, HalfOpen, Partition, Restart, SlowPath};
+        let faults = &self.world.scenario.faults;
+        let cut_off = [Crash, Cut, Freeze, HalfOpen, Partition, Restart, SlowPath];
+        let is_reachable = !faults.iter().any(|kind| cut_off.contains(kind));
+        let misled = self.world.network.with_ledger(|ledger| ledger.misled().first().copied());
+        let (host, server, at) = misled.filter(|_| is_reachable)?;
+        Some(format!("host {host} used node {server}, an old master, after {at} µs"))
+    }
+
+    /// Checks that no lease pays for the first request of a host under a limit: it would be a lease of another limit.
+    fn leases_of_other_limits(&self) -> Option<String> {
+        let mut known = BTreeSet::new();
+        for check in &self.events.checks {
+            let is_leased = check.answer.is_some_and(|answer| answer.source == Source::Lease);
+            for &policy in &check.policies {
+                let limits = &self.world.scenario.policies[policy].limits;
+                let host = (check.host, check.incarnation);
+                let is_new = known.insert((host, check.revision, policy, check.key));
+                if is_new && is_leased && limits[0] != limits[1] {
+                    return Some(format!("a lease of another limit was spent: {check:?}"));
+                }
+            }
+        }
+        None
     }
 
     /// Checks that a request that is repeated with its id gets the same answer, unless the server lost that: its data,
     /// its memory for another key, or its time.
     fn wrong_repetitions(&self) -> Vec<String> {
-        let is_lost = !self.disturbances.is_empty()
-            || self.world.scenario.faults.contains(&FaultKind::OutOfMemory);
+        let is_lost =
+            self.is_disturbed() || self.world.scenario.faults.contains(&FaultKind::OutOfMemory);
         if is_lost {
             return Vec::new();
         }
@@ -247,6 +264,10 @@ impl<'a> Judge<'a> {
         if !answer.is_allowed {
             return self.wrong_retry(it, bounds);
         }
+        if it.places.len() > 1 {
+            // The counters were not charged at one time.
+            return None;
+        }
         let before = answer.remaining + if check.kind == Kind::Permit { 0 } else { answer.units };
         let (least, most) = bounds.remaining;
         let is_judged = answer.source == Source::Store && check.kind != Kind::Permit;
@@ -267,23 +288,33 @@ impl<'a> Judge<'a> {
             // Its estimate is too late by at most a round trip.
             most = most.saturating_add(micros(self.world.scenario.deadline) + 10_000);
         }
+        if it.places.len() > 1 && it.check.times.is_empty() && self.world.scenario.with_skew {
+            // It is unknown which server decided, and by which clock.
+            most = u64::MAX;
+        }
         let is_honest = retry >= least && retry <= most;
         (!is_honest).then(|| format!("the retry time is not from {least} to {most} µs: {it:?}"))
+    }
+
+    /// Returns whether any region lost data or was ruled by another clock.
+    fn is_disturbed(&self) -> bool {
+        self.disturbances.values().any(|times| !times.is_empty())
     }
 
     /// Returns whether the deny cache may have an entry from before a disturbance, a reset or a reload.
     fn is_stale(&self, it: &Decided<'_>) -> bool {
         let is_recent = |at: &u64| (*at..=at + DENY_CACHE_AGE).contains(&it.check.ended);
+        let is_disturbed = |place: &Place| self.disturbances[&place.region].iter().any(is_recent);
         it.answer.source == Source::DenyCache
-            && (self.disturbances.iter().any(is_recent) || self.resets.iter().any(is_recent))
+            && (it.places.iter().any(is_disturbed) || self.resets.iter().any(is_recent))
     }
 }
 
 impl Decided<'_> {
-    /// Returns the number of the segment of a counter.
-    fn segment(&self, counter: &Counter<'_>) -> usize {
-        let resets = counter.resets.iter().filter(|&&number| number < self.resets).count();
-        self.disturbances + resets
+    /// Returns when and where a counter was charged.
+    fn place(&self, counter: &Counter<'_>) -> &Place {
+        let place = self.places.iter().find(|place| place.region == counter.region);
+        place.expect("a place for each region of the request")
     }
 
     /// Returns the units that it charged.

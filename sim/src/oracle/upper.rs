@@ -3,7 +3,7 @@
 use pacegate::{Algorithm, Excess, Limit, Source};
 use pacegate_testkit::Model;
 
-use super::{Bounds, Counter, DENY_CACHE_AGE, Decided, Judge, LATE};
+use super::{Bounds, Counter, DENY_CACHE_AGE, Decided, Judge, LATE, Place, STALE};
 use crate::{
     history::{Check, Kind},
     scenario::FaultKind,
@@ -31,7 +31,7 @@ impl Judge<'_> {
     /// Bounds the answers of the server and of the deny cache by the highest possible usage of a counter.
     pub(super) fn bound_usage(&self, counter: &Counter<'_>, bounds: &mut [Bounds]) {
         let charged = self.possible_charges(counter);
-        let has_steps = !self.world.server_clock.steps().is_empty();
+        let has_steps = self.world.has_clock_steps();
         let horizon = self.horizon(counter);
         let leased = self.leased_and_unused(counter).filter(|_| !self.has_unclear_debt(counter));
         let lives = horizon + horizon / 500 + DENY_CACHE_AGE;
@@ -49,16 +49,17 @@ impl Judge<'_> {
                 continue;
             };
             // A step of the clock may bring old charges back.
-            let oldest = if has_steps { 0 } else { it.ran.saturating_sub(lives) };
+            let ran = it.place(counter).ran;
+            let oldest = if has_steps { 0 } else { ran.saturating_sub(lives) };
             let parts = charged.each_ref().map(|charged| {
                 let start = charged.partition_point(|one| one.last < oldest);
-                let end = charged.partition_point(|one| one.first <= it.ran);
+                let end = charged.partition_point(|one| one.first <= ran);
                 &charged[start.min(end)..end]
             });
             let limit =
                 counter.limit(it.check.revision, u64::min, self.world.scenario.with_reloads);
-            let model = self.upper_model(limit, it, (parts, horizon), leased);
-            bounds.raise(&model, it);
+            let model = self.upper_model((counter, limit), it, (parts, horizon), leased);
+            bounds.raise(&model, it, it.place(counter).at);
         }
     }
 
@@ -68,7 +69,7 @@ impl Judge<'_> {
         let scenario = &self.world.scenario;
         let has_debt = scenario.with_debt || scenario.with_reservations;
         let is_slow = has_debt && counter.algorithm() == Algorithm::FixedWindow;
-        match (is_slow, self.world.server_clock.steps().is_empty()) {
+        match (is_slow, !self.world.has_clock_steps()) {
             _ if self.decided.len() < 1_000 => 1,
             (true, _) => self.decided.len() / 500,
             (false, false) => self.decided.len() / 1_000,
@@ -87,12 +88,13 @@ impl Judge<'_> {
                 continue;
             }
             let renewed = it.check.renewed.filter(|_| holds_permits);
+            let &Place { at, first, ran, .. } = it.place(counter);
             charged.push(Charged {
                 index: it.index,
                 units: it.answer.units,
-                at: it.at.max(renewed.map_or(0, |at| self.latest(it.ran, at))),
-                first: it.ran,
-                last: it.ran.max(renewed.unwrap_or(0)),
+                at: at.max(renewed.map_or(0, |at| self.latest(ran, at))),
+                first,
+                last: ran.max(renewed.unwrap_or(0)),
                 returned: it.check.returned.filter(|_| holds_permits),
             });
         }
@@ -110,6 +112,7 @@ impl Judge<'_> {
                 });
             }
         }
+        unknown.extend(self.compensated_charges(counter));
         for extra in self.events.extras.iter().filter(|it| counter.is_changed_by(it)) {
             let last =
                 if extra.is_certain { extra.ended } else { extra.ended.saturating_add(LATE) };
@@ -132,28 +135,55 @@ impl Judge<'_> {
         [charged, unknown]
     }
 
+    /// Returns the charges of requests that another region denied. They are returned before the answer, unless that
+    /// fails because of a fault.
+    fn compensated_charges(&self, counter: &Counter<'_>) -> Vec<Charged> {
+        let is_calm = self.is_calm(24, |kind| matches!(kind, FaultKind::ScriptFlush));
+        let is_compensated = |it: &&Decided<'_>| {
+            let is_denied = it.answer.source == Source::Store && !it.answer.is_allowed;
+            counter.applies_to(it.check)
+                && it.places.len() > 1
+                && is_denied
+                && it.check.kind != Kind::Spent
+        };
+        let charge = |it: &Decided<'_>| {
+            let (started, ended) = (it.check.started, it.check.ended);
+            let last = if is_calm { ended } else { ended.saturating_add(LATE) };
+            Charged {
+                index: it.index,
+                units: it.check.cost,
+                at: self.latest(started, last),
+                first: started,
+                last,
+                returned: is_calm.then_some(ended),
+            }
+        };
+        self.decided.iter().filter(is_compensated).map(charge).collect()
+    }
+
     /// Returns whether the server may have charged a request without a certain answer.
     fn may_have_been_charged(&self, check: &Check) -> bool {
         if check.store_answer().is_some() || check.cost == 0 {
             return false;
         }
         // The circuit breaker was open, so nothing was sent.
-        let is_instant = check.answer.is_some() && check.started == check.ended;
+        let is_spread = self.world.regions(&check.policies, check.key).len() > 1;
+        let is_instant = check.answer.is_some() && check.started == check.ended && !is_spread;
         if is_instant && !self.world.network.was_broken(check.host, check.ended) {
             return false;
         }
         // If a repetition was answered, both count once.
-        let may_count_twice = !self.disturbances.is_empty()
-            || self.world.scenario.faults.contains(&FaultKind::OutOfMemory);
+        let may_count_twice =
+            self.is_disturbed() || self.world.scenario.faults.contains(&FaultKind::OutOfMemory);
         may_count_twice || check.id.is_none_or(|id| !self.decided_ids.contains(&id))
     }
 
-    /// Returns the latest time that the clock of the server showed between two virtual times.
-    fn latest(&self, from: u64, until: u64) -> u64 {
-        let clock = &self.world.server_clock;
-        let steps = clock.steps().into_iter().filter(|at| (from..=until).contains(at));
-        let times = steps.flat_map(|at| [at.saturating_sub(1), at]).chain([from, until]);
-        times.map(|at| clock.at(at)).max().unwrap_or(0)
+    /// Returns the start of the last reset of a counter that was certainly over before a time.
+    fn cleared(&self, counter: &Counter<'_>, before: u64) -> Option<u64> {
+        let resets = self.events.resets.iter().filter(|it| counter.is_changed_by(it));
+        let certain = resets.filter(|it| it.is_certain && it.ended < before);
+        let is_undisturbed = self.disturbances[&counter.region].is_empty();
+        certain.map(|it| it.started).max().filter(|_| is_undisturbed)
     }
 
     /// Returns the time for which a charge counts.
@@ -174,11 +204,14 @@ impl Judge<'_> {
     }
 
     /// Returns the units that hosts may have reserved as leases and not spent: a lease and less than a cost for each.
-    /// In a sliding window, those of the last window count too. `None` if faults may have lost others.
+    /// Only windows have leases. In a sliding window, those of the last window count too. `None` if faults may have
+    /// lost others.
     fn leased_and_unused(&self, counter: &Counter<'_>) -> Option<u64> {
-        let Some(lease) = counter.policy.lease else { return Some(0) };
+        let lease = counter.policy.lease.filter(|_| counter.algorithm().windows() > 0);
+        let Some(lease) = lease else { return Some(0) };
         let scenario = &self.world.scenario;
-        if !self.is_calm() || scenario.with_resets || scenario.with_reloads {
+        let is_calm = self.is_calm(12, |kind| matches!(kind, FaultKind::ScriptFlush));
+        if !is_calm || scenario.with_resets || scenario.with_reloads {
             return None;
         }
         let costs = self.events.checks.iter().filter(|check| counter.applies_to(check));
@@ -197,22 +230,31 @@ impl Judge<'_> {
     /// Returns the model of the highest usage before a decision.
     fn upper_model(
         &self,
-        limit: Limit,
+        (counter, limit): (&Counter<'_>, Limit),
         it: &Decided<'_>,
         (charged, horizon): ([&[Charged]; 2], u64),
         leased: u64,
     ) -> Model {
         // A cached denial may be of a moment ago.
         let is_cached = it.answer.source == Source::DenyCache;
+        let age = if is_cached { DENY_CACHE_AGE } else { 0 };
+        let &Place { at, ran, .. } = it.place(counter);
         let max_debt = limit.capacity();
         let may_count = |one: &&Charged| {
             // A server that lost data may have lost the return.
-            let is_lost = |at| self.disturbances.iter().any(|time| (at..=it.ran).contains(time));
-            let is_returned = one.returned.is_some_and(|at| at < it.check.started && !is_lost(at));
-            one.index != it.index && one.first <= it.ran && !is_returned
+            let disturbances = &self.disturbances[&counter.region];
+            let is_lost = |at: u64| {
+                let during = at.saturating_sub(STALE)..=ran;
+                disturbances.iter().any(|time| during.contains(time))
+            };
+            let since = it.check.started.saturating_sub(age);
+            let is_returned = one.returned.is_some_and(|at| at < since && !is_lost(at));
+            one.index != it.index && one.first <= ran && !is_returned
         };
-        let place = |one: &Charged| (one.at.min(it.at), one.units);
-        let from = it.at.saturating_sub(horizon + if is_cached { DENY_CACHE_AGE } else { 0 });
+        let cleared = self.cleared(counter, it.check.started.saturating_sub(age));
+        let may_count = |one: &&Charged| may_count(one) && one.last >= cleared.unwrap_or(0);
+        let place = |one: &Charged| (one.at.min(at), one.units);
+        let from = at.saturating_sub(horizon + age);
         let mut placed: Vec<_> = charged
             .into_iter()
             .flatten()
@@ -222,7 +264,7 @@ impl Judge<'_> {
             .collect();
         placed.sort_unstable();
         let mut model = Model::new(limit);
-        if limit.algorithm() == Algorithm::TokenBucket {
+        if limit.algorithm() == Algorithm::TokenBucket && cleared.is_none() {
             // Whatever was charged before.
             placed.drain(..placed.len().saturating_sub(MAX_BUCKET_CHARGES));
             let from = placed.first().map_or(from, |(at, _)| from.max(*at));
@@ -234,7 +276,7 @@ impl Judge<'_> {
         let may_owe = limit.algorithm() == Algorithm::FixedWindow
             && (scenario.with_debt || scenario.with_reservations);
         let excess = Excess::Debt { max: max_debt };
-        if may_owe {
+        if may_owe && cleared.is_none() {
             model.record(from, limit.capacity() + max_debt, excess);
         }
         for (at, units) in placed {
@@ -244,7 +286,7 @@ impl Judge<'_> {
             }
         }
         if leased > 0 {
-            model.force(it.at, leased);
+            model.force(at, leased);
         }
         model
     }
@@ -252,19 +294,19 @@ impl Judge<'_> {
 
 impl Bounds {
     /// Widens the bounds to those of the highest usage of one counter.
-    fn raise(&mut self, model: &Model, it: &Decided<'_>) {
+    fn raise(&mut self, model: &Model, it: &Decided<'_>, at: u64) {
         let is_part = it.check.kind == Kind::UpTo;
         let (check, answer) = (it.check, it.answer);
         if answer.is_allowed {
-            let remaining = model.remaining(it.at);
+            let remaining = model.remaining(at);
             self.remaining.0 = self.remaining.0.min(remaining);
             self.may_be_denied |= is_part && remaining <= answer.units;
             return;
         }
         let cost = if is_part { 1 } else { check.cost.max(1) };
-        if !model.fits(it.at, cost) {
+        if !model.fits(at, cost) {
             self.may_be_denied = true;
-            let retry = model.first_fit(it.at, cost).unwrap_or(u64::MAX);
+            let retry = model.first_fit(at, cost).unwrap_or(u64::MAX);
             self.retry_after.1 = self.retry_after.1.max(retry);
         }
     }

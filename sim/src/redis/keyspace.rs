@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::resp::Reply;
+use super::{cluster::Access, resp::Reply};
 
 /// All keys of a server, and the time of the command that runs.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +12,8 @@ pub struct Keyspace {
     now: u64,
     /// Number of `UNLINK` commands, also of scripts.
     unlinks: u64,
+    /// The keys that the commands of the script that runs may use.
+    pub(super) access: Access,
 }
 
 #[derive(Clone, Debug)]
@@ -33,7 +35,7 @@ pub enum Value {
 }
 
 /// The result of a command, where `Err` is an error reply.
-type Answer = Result<Reply, String>;
+pub type Answer = Result<Reply, String>;
 
 /// The score and the name of a member of a sorted set.
 type Member = (f64, Vec<u8>);
@@ -42,6 +44,7 @@ const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong ki
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const NOT_A_FLOAT: &str = "ERR value is not a valid float";
 const SYNTAX: &str = "ERR syntax error";
+const NOT_LOCAL: &str = "ERR Script attempted to access a non local key in a cluster node";
 
 impl Keyspace {
     /// Sets the time, and removes expired keys.
@@ -56,9 +59,36 @@ impl Keyspace {
         self.unlinks
     }
 
-    /// Removes all keys.
-    pub fn clear(&mut self) {
-        self.entries.clear();
+    /// Returns whether a key exists.
+    pub fn contains(&self, key: &[u8]) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// Removes a key, to move it to another node. Returns its value and its remaining milliseconds, if it expires.
+    pub fn take(&mut self, key: &[u8]) -> Option<(Value, Option<u64>)> {
+        let Entry { value, expires } = self.entries.remove(key)?;
+        Some((value, expires.map(|expires| expires.saturating_sub(self.now / 1_000))))
+    }
+
+    /// Inserts a key that another node had.
+    pub fn put(&mut self, key: &[u8], (value, left): (Value, Option<u64>)) {
+        let expires = left.map(|left| self.now / 1_000 + left);
+        self.entries.insert(key.to_vec(), Entry { value, expires });
+    }
+
+    /// Runs a command of a script, as [`run`](Self::run). In a slot that moves, it can use only some keys.
+    pub fn run_in_script(&mut self, name: &str, args: &[Vec<u8>]) -> Option<Answer> {
+        let keys = keys_of(name, args);
+        let missing = keys.iter().filter(|key| !self.contains(key)).count();
+        let is_local = match self.access {
+            Access::All => true,
+            Access::Existing => missing == 0,
+            Access::Single => missing == 0 || keys.iter().all(|key| *key == keys[0]),
+        };
+        match is_local {
+            true => self.run(name, args),
+            false => Some(Err(NOT_LOCAL.to_owned())),
+        }
     }
 
     /// Returns every key with its value and its remaining milliseconds, if it expires.
@@ -364,6 +394,21 @@ impl Keyspace {
             Reply::Array(popped.into_iter().rev().flat_map(with_score).collect())
         })
     }
+}
+
+/// Returns the keys of a command.
+pub(super) fn keys_of<'a>(name: &str, args: &'a [Vec<u8>]) -> Vec<&'a [u8]> {
+    let count = match name {
+        "TIME" | "PING" | "SCRIPT" => 0,
+        "DEL" | "UNLINK" | "EXISTS" | "MGET" => args.len(),
+        "EVAL" | "EVALSHA" => {
+            let count = args.get(1).and_then(|count| std::str::from_utf8(count).ok()?.parse().ok());
+            let keys = args.get(2..).unwrap_or_default().iter();
+            return keys.take(count.unwrap_or(0)).map(Vec::as_slice).collect();
+        }
+        _ => 1,
+    };
+    args.iter().take(count).map(Vec::as_slice).collect()
 }
 
 /// A bound of a range of scores.

@@ -1,17 +1,20 @@
-//! A model of one Redis server: the commands that the store sends, and our scripts in Lua 5.1.
+//! A model of Redis servers: the commands that the store sends, and our scripts in Lua 5.1.
 //!
 //! It runs on virtual time, in the same thread as everything else. `tests/differential.rs` compares it with real
 //! servers.
 
+pub mod cluster;
 mod keyspace;
 mod packing;
 pub mod resp;
 mod script;
+pub mod sentinel;
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use cluster::{Access, ClusterView};
 pub use keyspace::{Keyspace, Value};
 use resp::{Args, Reply};
 use script::{Interpreter, NotRun};
@@ -23,7 +26,9 @@ pub struct Redis {
     scripts: Interpreter,
     /// The state that a fault has set.
     pub condition: Condition,
-    /// Called with the version of a command and its reply, in order of execution.
+    /// The slots as this node sees them; `None` outside of a cluster.
+    pub cluster: Option<ClusterView>,
+    /// Commands and their replies, in order of execution.
     recorded: Option<Vec<(Args, Reply)>>,
 }
 
@@ -43,6 +48,8 @@ pub struct Condition {
 pub struct Session {
     /// The client has chosen RESP3.
     pub resp3: bool,
+    /// The last command was `ASKING`.
+    is_asking: bool,
 }
 
 const LOADING: &str = "LOADING Redis is loading the dataset in memory";
@@ -55,12 +62,24 @@ impl Redis {
     pub fn new() -> mlua::Result<Self> {
         let keyspace = Arc::<Mutex<Keyspace>>::default();
         let scripts = Interpreter::new(&keyspace)?;
-        Ok(Self { keyspace, scripts, condition: Condition::default(), recorded: None })
+        let condition = Condition::default();
+        Ok(Self { keyspace, scripts, condition, cluster: None, recorded: None })
     }
 
     /// Records commands from now on.
     pub fn record(&mut self) {
         self.recorded = Some(Vec::new());
+    }
+
+    /// Returns the slot of a command's keys, or 0 outside of a cluster; `None` if it has no keys.
+    pub fn region(&self, args: &[Vec<u8>]) -> Option<u16> {
+        let name = args[0].to_ascii_uppercase();
+        if !matches!(name.as_slice(), b"EVAL" | b"EVALSHA" | b"UNLINK") {
+            return None;
+        }
+        let keys = keyspace::keys_of(std::str::from_utf8(&name).unwrap_or_default(), &args[1..]);
+        let slot = keys.first().map(|key| cluster::slot_of(key))?;
+        Some(if self.cluster.is_some() { slot } else { 0 })
     }
 
     /// Returns the number of resets so far.
@@ -83,6 +102,24 @@ impl Redis {
         *self.keyspace.lock() = keyspace;
     }
 
+    /// Returns the keys of a slot.
+    pub fn keys_in_slot(&self, slot: u16) -> Vec<Vec<u8>> {
+        let keyspace = self.keyspace.lock();
+        let keys = keyspace.dump().map(|(key, ..)| key).filter(|key| cluster::slot_of(key) == slot);
+        keys.map(<[u8]>::to_vec).collect()
+    }
+
+    /// Moves a key to another node. Returns false if it does not exist.
+    pub fn move_key(&mut self, key: &[u8], to: &mut Self, now: (u64, u64)) -> bool {
+        let (mut from, mut to) = (self.keyspace.lock(), to.keyspace.lock());
+        from.set_now(now.0);
+        to.set_now(now.1);
+        let taken = from.take(key);
+        let is_taken = taken.is_some();
+        taken.into_iter().for_each(|entry| to.put(key, entry));
+        is_taken
+    }
+
     /// Forgets all scripts.
     pub fn flush_scripts(&mut self) {
         self.scripts.flush();
@@ -92,6 +129,7 @@ impl Redis {
     pub fn execute(&mut self, session: &mut Session, args: Args, now: u64) -> Reply {
         self.keyspace.lock().set_now(now);
         let reply = self.dispatch(session, &args);
+        session.is_asking = args[0].eq_ignore_ascii_case(b"ASKING");
         if let Some(recorded) = &mut self.recorded {
             recorded.push((args, reply.clone()));
         }
@@ -103,13 +141,17 @@ impl Redis {
             return Reply::error("ERR empty command");
         };
         let name = String::from_utf8_lossy(name).to_ascii_uppercase();
+        if let Err(refusal) = self.admit(&name, args, session.is_asking) {
+            return Reply::Error(refusal);
+        }
         match (name.as_str(), args) {
             ("HELLO", [version, ..]) => {
                 session.resp3 = version == b"3";
                 self.hello(session)
             }
             ("INFO", _) => Reply::bulk(self.info()),
-            ("CLIENT" | "SELECT", _) => Reply::ok(),
+            ("CLIENT" | "SELECT" | "ASKING", _) => Reply::ok(),
+            ("CLUSTER", [word]) if word.eq_ignore_ascii_case(b"SLOTS") => self.slots(),
             _ if self.condition.is_loading => Reply::error(LOADING),
             ("PING", []) => Reply::Status("PONG".to_owned()),
             ("EVAL", [text, rest @ ..]) => match self.scripts.load(text) {
@@ -131,6 +173,33 @@ impl Redis {
         }
     }
 
+    /// Checks that this node may run a command. Otherwise returns the error reply.
+    fn admit(&self, name: &str, args: &[Vec<u8>], is_asking: bool) -> Result<(), String> {
+        let mut keyspace = self.keyspace.lock();
+        keyspace.access = Access::All;
+        let Some(view) = &self.cluster else { return Ok(()) };
+        if !matches!(name, "HELLO" | "INFO" | "CLIENT" | "SELECT" | "ASKING" | "CLUSTER") {
+            let keys = keyspace::keys_of(name, args);
+            keyspace.access = view.admit(&keys, is_asking, |key| keyspace.contains(key))?;
+        }
+        Ok(())
+    }
+
+    fn slots(&self) -> Reply {
+        let Some(view) = &self.cluster else {
+            return Reply::error("ERR This instance has cluster support disabled");
+        };
+        let rows = view.ranges().into_iter().map(|(first, last, node)| {
+            let (host, port) = view.address(node);
+            let id = Reply::bulk(format!("{node:040x}"));
+            let metadata = Reply::Array(Vec::new());
+            let node = vec![Reply::bulk(host.as_str()), Reply::Int(i64::from(*port)), id, metadata];
+            let [first, last] = [first, last].map(|slot| Reply::Int(slot as i64));
+            Reply::Array(vec![first, last, Reply::Array(node)])
+        });
+        Reply::Array(rows.collect())
+    }
+
     fn hello(&self, session: &Session) -> Reply {
         let role = if self.condition.is_replica { "replica" } else { "master" };
         let text = |text: &str| Reply::bulk(text.as_bytes());
@@ -139,7 +208,7 @@ impl Redis {
             ("version", text("7.2.4")),
             ("proto", Reply::Int(if session.resp3 { 3 } else { 2 })),
             ("id", Reply::Int(1)),
-            ("mode", text("standalone")),
+            ("mode", text(if self.cluster.is_some() { "cluster" } else { "standalone" })),
             ("role", text(role)),
             ("modules", Reply::Array(Vec::new())),
         ];

@@ -157,7 +157,7 @@ fn call(keyspace: &mut Keyspace, lua: &Lua, args: MultiValue) -> Result<Reply> {
         return Ok(Reply::error("ERR Please specify at least one argument for this redis.call()"));
     };
     let name = String::from_utf8_lossy(name).to_ascii_uppercase();
-    Ok(match keyspace.run(&name, args) {
+    Ok(match keyspace.run_in_script(&name, args) {
         Some(Ok(reply)) => reply,
         Some(Err(text)) => Reply::Error(text),
         // A gap of the model: a seed that needs the command must not pass.

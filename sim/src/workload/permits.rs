@@ -6,13 +6,13 @@ use pacegate::SharedPermit;
 use pacegate_testkit::Random;
 use tokio::time::sleep;
 
-use super::{Choice, in_time, names, wait};
+use super::{Attributes, Choice, in_time, wait};
 use crate::{oracle::LATE, world::World};
 
 /// Takes a permit, holds it for some time, and returns it. Some clients forget that.
 pub(super) async fn hold(world: &World, choice: Choice, random: &mut Random) {
-    let (names, key) = (names(world), format!("k{}", choice.key));
-    let request = choice.request(&names, &key);
+    let (attributes, key) = (Attributes::new(world), format!("k{}", choice.key));
+    let request = choice.request(&attributes, &key);
     let index = choice.start(world);
     let acquiring = choice.instance.limiter.acquire_request(&request);
     let admission = wait(world, &choice, random, acquiring).await;
@@ -71,8 +71,9 @@ async fn renew(world: &World, choice: &Choice, index: usize, permit: &SharedPerm
         let is_young = Duration::from_micros(now - check.started) < period - period / 1_000;
         let is_counted = check.store_answer().is_some();
         // Of any key: the result of a reset may still be on its way.
-        let is_reset = world.network.resets().iter().any(|&at| at >= check.started);
-        let is_undisturbed = world.network.disturbances().is_empty() && !is_reset;
+        let is_undisturbed = world.network.with_ledger(|ledger| {
+            ledger.is_undisturbed() && !ledger.resets().iter().any(|&at| at >= check.started)
+        });
         if is_young && is_counted && is_undisturbed && renewed == Some(Ok(false)) {
             let problem = format!("a permit was lost: {check:?}");
             events.violations.push(problem);

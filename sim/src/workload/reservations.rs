@@ -6,7 +6,7 @@ use pacegate::{ReservationId, StoreError};
 use pacegate_testkit::Random;
 use tokio::time::sleep;
 
-use super::{Choice, in_time, names, wait};
+use super::{Attributes, Choice, in_time, wait};
 use crate::world::World;
 
 /// A reservation of a client.
@@ -27,8 +27,8 @@ struct Open<'a> {
 
 /// Reserves units, and settles that some time later, on any host, more than once now and then.
 pub(super) async fn reserve(world: &World, choice: Choice, random: &mut Random) {
-    let (names, key) = (names(world), format!("k{}", choice.key));
-    let request = choice.request(&names, &key);
+    let (attributes, key) = (Attributes::new(world), format!("k{}", choice.key));
+    let request = choice.request(&attributes, &key);
     let ttl = Duration::from_millis(random.pick(&[100, 1_000, 30_000]));
     let started = world.time.now();
     let index = choice.start(world);
@@ -114,7 +114,7 @@ impl Open<'_> {
     fn judge(&self, world: &World, started: u64, result: Option<&Result<bool, StoreError>>) {
         let now = world.time.now();
         let ttl = u64::try_from(self.ttl.as_micros()).unwrap_or(u64::MAX);
-        let is_disturbed = !world.network.disturbances().is_empty();
+        let is_disturbed = !world.network.with_ledger(|ledger| ledger.is_undisturbed());
         let problem = match result {
             Some(Ok(true)) if self.settled > 0 && !is_disturbed => "settled twice",
             Some(Ok(true)) if started > self.made + ttl + ttl / 1_000 && !is_disturbed => {

@@ -1,5 +1,7 @@
 //! Compares the model of Redis with real servers.
 
+mod cluster;
+
 use std::{future::Future, sync::Arc};
 
 use pacegate::{ManualClock, Store, Timestamp};
@@ -7,7 +9,7 @@ use pacegate_redis::RedisStore;
 use pacegate_sim::{
     SimulatedEnvironment,
     clock::{MachineClock, VirtualTime},
-    network::{Network, Path},
+    network::{Network, Path, Program, Server as Machine},
     redis::{Redis, Session, Value, resp::Reply},
     trace::Trace,
 };
@@ -35,11 +37,11 @@ impl OnModel {
         let (network, store) = runtime.block_on(async {
             let time = VirtualTime::start();
             let machine = MachineClock::new(time, START, 0);
-            let path = Path { delay: (0, 0), is_blocked_up: false, is_blocked_down: false };
             let mut redis = Redis::new().unwrap();
             redis.record();
-            let trace = Trace::new(time, false);
-            let network = Network::new(redis, machine.clone(), vec![path], Random::new(1), trace);
+            let server = Machine::new("redis", Program::Redis(redis), machine.clone());
+            let (hosts, trace) = ((1, Path::open((0, 0))), Trace::new(time, false));
+            let network = Network::new(vec![server], hosts, time, Random::new(1), trace);
             let environment = SimulatedEnvironment::new(
                 0,
                 network.clone(),
@@ -122,7 +124,7 @@ fn assert_same_state(redis: &Redis, client: &mut Client, context: &str) {
 fn the_model_runs_our_scripts_like_real_servers() {
     let model = OnModel::new();
     conformance(&model, 40);
-    let commands = model.network.with_redis(Redis::take_recorded);
+    let commands = model.network.with_redis(0, Redis::take_recorded);
     assert!(commands.len() > 5_000, "{}", commands.len());
     for flavor in Flavor::ALL {
         let server = Server::start(flavor);
@@ -134,7 +136,7 @@ fn the_model_runs_our_scripts_like_real_servers() {
                 assert_same(reply, &real, &format!("{flavor}: {name}"));
             }
         }
-        model.network.with_redis(|redis| {
+        model.network.with_redis(0, |redis| {
             assert_same_state(redis, &mut client, &flavor.to_string());
         });
     }

@@ -1,0 +1,229 @@
+//! When servers ran commands, and how their data came about.
+//!
+//! The data of a server is a lineage. If a server loses data, a replica without the last writes takes over, or a clock
+//! steps, a new lineage starts. It inherits the commands that its parent ran before a point, or nothing. Each slot of a
+//! cluster is a region with its own lineages, because it can move to another server. A single server is one region.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
+
+/// A slot of a cluster; 0 for all keys of a single server.
+pub type Region = u16;
+
+/// Commands and lineages of all servers. All times are virtual microseconds.
+#[derive(Debug)]
+pub struct Ledger {
+    /// The regions that have counters.
+    regions: Vec<Region>,
+    /// All commands, in order.
+    served: Vec<Served>,
+    /// For each time that the clock of a server showed when it ran commands: their numbers.
+    shown: BTreeMap<u64, Vec<usize>>,
+    /// For each lineage but the first: the lineage that it continues, and the number of its commands until then.
+    parents: Vec<Option<Origin>>,
+    /// The lineage of a region on a server, unless it is the first.
+    current: BTreeMap<(usize, Region), usize>,
+    /// When the lineage of a region changed for those who use its right server.
+    changes: Vec<(u64, Region, usize)>,
+    /// When a region lost data, or was ruled by another clock.
+    disturbances: Vec<(u64, Region)>,
+    /// When a server reset a key.
+    resets: Vec<u64>,
+    /// Times that the clock of a server showed then.
+    reset_times: BTreeSet<u64>,
+    /// The region of the last command.
+    last_region: Region,
+    /// Masters that a sentinel has replaced by another, and when.
+    replaced: BTreeMap<usize, u64>,
+    /// Commands that such a master ran too long after that: the host, the server and when.
+    misled: Vec<(usize, usize, u64)>,
+}
+
+/// A lineage, and the number of commands before a point of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The lineage.
+    pub lineage: usize,
+    /// The number of commands of all servers.
+    pub commands: usize,
+}
+
+/// A command of a host that a server ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// When.
+    pub at: u64,
+    /// The time that the clock of the server showed.
+    pub shown: u64,
+    /// Number of commands of all servers until then, with this one.
+    pub commands: usize,
+    /// The host.
+    pub host: usize,
+    /// The region of its keys, and the lineage of the region.
+    pub region: Region,
+    /// The lineage.
+    pub lineage: usize,
+    /// Number of resets before.
+    pub resets: usize,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self {
+            regions: vec![0],
+            served: Vec::new(),
+            shown: BTreeMap::new(),
+            parents: vec![None],
+            current: BTreeMap::new(),
+            changes: Vec::new(),
+            disturbances: Vec::new(),
+            resets: Vec::new(),
+            reset_times: BTreeSet::new(),
+            last_region: 0,
+            replaced: BTreeMap::new(),
+            misled: Vec::new(),
+        }
+    }
+}
+
+/// Time in which a host leaves a master after a sentinel has named another: it asks every 250 ms, and an answer takes
+/// several round trips.
+const LEAVE_TIME: u64 = 600_000;
+
+impl Ledger {
+    /// Sets the regions that have counters.
+    pub fn set_regions(&mut self, regions: Vec<Region>) {
+        self.regions = regions;
+    }
+
+    /// Returns the regions that have counters.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Returns the region of the last command.
+    pub fn last_region(&self) -> Region {
+        self.last_region
+    }
+
+    /// Records a command for keys of a region, with the time that the clock of the server showed.
+    pub fn serve(&mut self, shown: u64, at: u64, host: usize, server: usize, region: Region) {
+        self.last_region = region;
+        if self.replaced.get(&server).is_some_and(|replaced| at > replaced + LEAVE_TIME) {
+            self.misled.push((host, server, at));
+        }
+        let (lineage, resets) = (self.lineage(server, region), self.resets.len());
+        self.shown.entry(shown).or_default().push(self.served.len());
+        let commands = self.served.len() + 1;
+        self.served.push(Served { at, shown, commands, host, region, lineage, resets });
+    }
+
+    /// Records that a sentinel has named another master.
+    pub fn replace(&mut self, at: u64, old: usize, new: usize) {
+        self.replaced.entry(old).or_insert(at);
+        self.replaced.remove(&new);
+    }
+
+    /// Returns the commands that a host sent to an old master although a sentinel had named another: the host, the
+    /// server and when.
+    pub fn misled(&self) -> &[(usize, usize, u64)] {
+        &self.misled
+    }
+
+    /// Records that a server reset a key when its clock showed this time.
+    pub fn reset(&mut self, shown: u64, at: u64) {
+        self.resets.push(at);
+        self.reset_times.insert(shown);
+    }
+
+    /// Returns the lineage of a region on a server, and the number of commands so far.
+    pub fn origin(&self, server: usize, region: Region) -> Origin {
+        Origin { lineage: self.lineage(server, region), commands: self.served.len() }
+    }
+
+    fn lineage(&self, server: usize, region: Region) -> usize {
+        self.current.get(&(server, region)).copied().unwrap_or(0)
+    }
+
+    /// Starts a lineage of a region on a server, which has only what another one had before a point.
+    pub fn branch(&mut self, at: u64, server: usize, region: Region, parent: Option<Origin>) {
+        let lineage = self.parents.len();
+        self.parents.push(parent);
+        self.current.insert((server, region), lineage);
+        self.changes.push((at, region, lineage));
+        self.disturbances.push((at, region));
+    }
+
+    /// Records that a part of a region is ruled by another clock.
+    pub fn disturb(&mut self, at: u64, region: Region) {
+        self.disturbances.push((at, region));
+    }
+
+    /// Continues the lineage of a region on another server.
+    pub fn continue_on(&mut self, server: usize, region: Region, origin: Origin) {
+        self.current.insert((server, region), origin.lineage);
+    }
+
+    /// Returns the lineage that another one continues.
+    pub fn parent(&self, lineage: usize) -> Option<Origin> {
+        self.parents[lineage]
+    }
+
+    /// Returns the lineage of a region for those who use its right server.
+    pub fn lineage_at(&self, region: Region, at: u64) -> usize {
+        let mut changes = self.changes.iter().rev();
+        changes.find(|change| change.1 == region && change.0 <= at).map_or(0, |change| change.2)
+    }
+
+    /// Returns when a region lost data, or was ruled by another clock.
+    pub fn disturbances(&self, region: Region) -> Vec<u64> {
+        self.disturbances.iter().filter(|it| it.1 == region).map(|it| it.0).collect()
+    }
+
+    /// Returns whether no region lost data or was ruled by another clock.
+    pub fn is_undisturbed(&self) -> bool {
+        self.disturbances.is_empty()
+    }
+
+    /// Returns when servers reset a key.
+    pub fn resets(&self) -> &[u64] {
+        &self.resets
+    }
+
+    /// Returns the commands for a region that a server ran when its clock showed this time.
+    pub fn served_at(
+        &self,
+        shown: u64,
+        region: Region,
+        request: RangeInclusive<u64>,
+    ) -> impl Iterator<Item = &Served> {
+        let numbers = self.shown.get(&shown).into_iter().flatten();
+        let served = numbers.map(|&number| &self.served[number]);
+        served.filter(move |it| it.region == region && request.contains(&it.at))
+    }
+
+    /// Returns the commands of a host for a region between two times.
+    pub fn served_between(
+        &self,
+        host: usize,
+        region: Region,
+        request: RangeInclusive<u64>,
+    ) -> impl Iterator<Item = &Served> {
+        let first = self.served.partition_point(|it| it.at < *request.start());
+        let served = self.served[first..].iter().take_while(move |it| it.at <= *request.end());
+        served.filter(move |it| it.host == host && it.region == region)
+    }
+
+    /// Returns the number of commands until a time.
+    pub fn commands_until(&self, at: u64) -> usize {
+        self.served.partition_point(|it| it.at <= at)
+    }
+
+    /// Returns whether a server reset a key when its clock showed this time. Then the order of that and of other
+    /// commands is unknown.
+    pub fn has_reset_at(&self, shown: u64) -> bool {
+        self.reset_times.contains(&shown)
+    }
+}
