@@ -1,8 +1,8 @@
 -- Decides a batch of requests in one step. replay.rs computes every answer from the reply, so the script only computes
 -- the free units, takes those that fit, and writes.
 --
--- KEYS     one for each cell, strings before logs; one for each cell that returns unsettled reservations; then, if `once`
---          is set, one that stores the reply; otherwise one for each reservation, which shows that it is open.
+-- KEYS     one for each cell, strings before logs; one for each cell that returns unsettled reservations; then, if
+--          `once` is set, one that stores the reply; otherwise one for each reservation, which shows that it is open.
 -- ARGV[1]  the program, packed: wire.rs writes it and reads the reply.
 
 local program = ARGV[1]

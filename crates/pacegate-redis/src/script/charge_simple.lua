@@ -3,8 +3,8 @@
 -- as charge_batch.lua, but for this common case only: no tables, one pass.
 --
 -- KEYS     one for each cell; then, for each reservation, one that shows that it is open.
--- ARGV[1]  the program, packed: wire.rs writes it and reads the reply. 0 repetitions are a reservation, with its time to
---          live in place of the excess.
+-- ARGV[1]  the program, packed: wire.rs writes it and reads the reply. 0 repetitions are a reservation, with its time
+--          to live in place of the excess.
 
 local program = ARGV[1]
 local given, slack, create, size, limits, place = unpack('<I8I8I8I8I8', program)

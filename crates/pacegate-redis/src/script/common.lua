@@ -51,8 +51,9 @@ end
 -- and the fraction of a token, in units of one token / microseconds of the period.
 
 -- The value of a bucket with reservations ends with a count of the tokens that were returned to it: the time when the
--- count began, the tokens that settlements returned, and those that refunds and resets returned. It ends with the value:
--- the bucket is full then, so that its reservations may return nothing. The maximum means that there were too many.
+-- count began, the tokens that settlements returned, and those that refunds and resets returned. It expires with the
+-- value: the bucket is full then, so that its reservations may return nothing. The maximum means that there were too
+-- many.
 local MAX_COUNT = 2 ^ 48 - 1
 
 local function pack_count(since, settled, refunded)
@@ -181,12 +182,12 @@ local function write(key, slack, kind, amount, period, before, at, a, b, window,
   call('SET', key, value, 'KEEPTTL')
 end
 
--- A reservation is the time of its charge, the time at which it expires, and its units under each limit. Numbers have 56
--- bits: a value of up to 44 bytes takes one allocation.
+-- A reservation is the time of its charge, the time at which it expires, and its units under each limit. Numbers have
+-- 56 bits: a value of up to 44 bytes takes one allocation.
 
--- Returns the units of a reservation under one limit, packed: the units plus 1, the state just after the charge, and the
--- tokens that refunds had returned to a bucket before. All returned tokens are added to the used ones. Also returns the
--- count of a bucket, which begins if there is none.
+-- Returns the units of a reservation under one limit, packed: the units plus 1, the state just after the charge, and
+-- the tokens that refunds had returned to a bucket before. All returned tokens are added to the used ones. Also returns
+-- the count of a bucket, which begins if there is none.
 local function pack_reserved(kind, units, a, b, count)
   local settled, refunded, _ = 0, 0, nil
   if kind == TOKEN_BUCKET and units > 0 then

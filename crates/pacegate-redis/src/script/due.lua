@@ -6,8 +6,8 @@ local function due_member(charged, reserved, reservation)
   return pack('<I7', charged) .. reserved .. string.sub(reservation, -22)
 end
 
--- Removes reservations of a cell whose time to live is over, and calls `each` with the time of the charge and the packed
--- units. At most `max`: any others are returned by later calls.
+-- Removes reservations of a cell whose time to live is over, and calls `each` with the time of the charge and the
+-- packed units. At most `max`: any others are returned by later calls.
 local function take_due(key, max, each)
   local due = redis.pcall('ZCOUNT', key, '-inf', digits(now))
   if type(due) == 'table' or due == 0 then return end

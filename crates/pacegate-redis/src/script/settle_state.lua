@@ -1,7 +1,7 @@
 
--- Changes a state that was moved to now by the difference between the reserved units and the used ones. `charged` is the
--- time of the charge, and `reserved` its packed units. Returns the new numbers and count of the state, true if it changed,
--- and the units that were free before those beyond the reserved ones were charged.
+-- Changes a state that was moved to now by the difference between the reserved units and the used ones. `charged` is
+-- the time of the charge, and `reserved` its packed units. Returns the new numbers and count of the state, true if it
+-- changed, and the units that were free before those beyond the reserved ones were charged.
 local function settle_state(kind, amount, capacity, period, excess, actual, charged, reserved, at, a, b, count)
   local units = unpack('<I7', reserved) - 1 - actual
   if units > 0 then

@@ -1,6 +1,6 @@
 //! Reservations. A key on the server shows that a reservation is open. It has the units of each charge and the time at
-//! which they were charged. If a policy returns the units of unsettled reservations, its cells also have a sorted set of
-//! them, from which every script that changes the cell first returns those that are due.
+//! which they were charged. If a policy returns the units of unsettled reservations, its cells also have a sorted set
+//! of them, from which every script that changes the cell first returns those that are due.
 //!
 //! In several slots of a cluster, each slot has such a key for its cells, so each is settled once, also if a settlement
 //! that failed is repeated.

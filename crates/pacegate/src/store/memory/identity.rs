@@ -10,9 +10,9 @@
 //! limits on one key takes one lock. The bits that select the shard, at most 16, therefore do not separate two limits
 //! of one key; the other 85 do.
 
-use std::hash::Hasher;
 #[cfg(not(pacegate_loom))]
 use std::hash::RandomState as RandomSource;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use foldhash::{SharedSeed, fast, quality};
 
@@ -24,6 +24,34 @@ use crate::{Counter, KeyRef, Limit, policy::PolicyName};
 pub(crate) struct Identity {
     high: u64,
     low: u64,
+}
+
+/// Hashes values whose bits are random already: identities and random ids.
+pub(super) type HashIsRandom = BuildHasherDefault<RandomBits>;
+
+#[derive(Debug, Default)]
+pub(super) struct RandomBits(u64);
+
+impl Hasher for RandomBits {
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        self.0 = self.0.rotate_left(32) ^ word;
+    }
+
+    #[inline]
+    fn write_u128(&mut self, id: u128) {
+        // The lower bits select the shard.
+        self.0 = (id >> 64) as u64;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// The hash seeds and the tag for the keys of one counter of a policy. Another algorithm or period has another scope,

@@ -6,7 +6,6 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
-    hash::{BuildHasherDefault, Hasher},
     time::Duration,
 };
 
@@ -15,47 +14,28 @@ use smallvec::SmallVec;
 use super::{
     MemoryStore, Ordering, Shards, Slot,
     charge::ChargedState,
-    identity::{Identity, Scope},
+    identity::{HashIsRandom, Identity, Scope},
     room::Room,
     share::Share,
 };
 use crate::{
     Algorithm, Counter, Excess, KeyBuf, Limit, Outcomes, PolicyName, StoreError,
-    algorithm::{self, Origin, Outcome, ReturnedTokens},
+    algorithm::{self, Origin, Outcome},
     policy::Unsettled,
 };
 
 /// One shard of the open reservations.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
-    open: HashMap<u128, OpenReservation, BuildHasherDefault<RandomBits>>,
+    open: HashMap<u128, OpenReservation, HashIsRandom>,
     /// When each reservation expires whose units stay charged. Also has some that were settled before.
     due: Expiries,
     /// When each reservation expires of which units are returned. Also has some that were settled before.
     returned: Expiries,
 }
 
-/// Uses a part of a random id as its hash. The other bits select the shard.
-#[derive(Debug, Default)]
-struct RandomBits(u64);
-
-impl Hasher for RandomBits {
-    fn write_u128(&mut self, id: u128) {
-        self.0 = (id >> 64) as u64;
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        // Not used for ids.
-        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 /// Charges of reservations whose time to live is over, of which units are returned when their key is used.
-pub(super) type DueCharges = HashMap<Identity, Vec<ReservedCharge>, foldhash::fast::RandomState>;
+pub(super) type DueCharges = HashMap<Identity, Vec<ReservedCharge>, HashIsRandom>;
 
 /// The instants at which reservations expire, the first one on top.
 type Expiries = BinaryHeap<Reverse<(u64, u128)>>;
@@ -258,10 +238,11 @@ impl MemoryStore {
             cost: actual.abs_diff(charge.units),
             permit: 0,
             enforced: true,
-            excess: Excess::Debt { max }.under(&limit),
+            excess: Excess::Reject,
         };
         if actual > charge.units {
-            let (outcomes, now) = self.charge_all(&[slot]);
+            let excess = Excess::Debt { max }.under(&limit);
+            let (outcomes, now) = self.charge_all(&[Slot { excess, ..slot }]);
             return outcomes.first().map(|outcome| (*outcome, now));
         }
         if let Some(charged) = charge.charged.filter(|_| slot.cost > 0) {
@@ -287,11 +268,9 @@ impl MemoryStore {
         let Some(place) = table.find(slot.id) else { return };
         let mut units = slot.cost;
         if slot.limit.algorithm() == Algorithm::TokenBucket {
-            let since = charged.mark.and_then(|mark| table.returned_since(slot.id, mark));
-            let owed =
-                |since| algorithm::owed_units(slot.limit, now, charged.state, reserved, since);
-            units = units.min(since.map_or(0, owed));
-            table.count_returned(slot.id, ReturnedTokens { settled: units, refunded: 0 });
+            units = table.settle_tokens(slot.id, charged.mark, |since| {
+                units.min(algorithm::owed_units(slot.limit, now, charged.state, reserved, since))
+            });
         }
         let state = table.state_mut(place);
         *state = algorithm::return_units(slot.limit, *state, now, charged_at, units);
@@ -389,6 +368,7 @@ impl Shards {
         self.reserved.take(share, 1)
     }
 
+    #[inline]
     fn reservations_of(&self, id: u128) -> &super::Lock<Reservations> {
         &self.reservations[id as usize % RESERVATION_SHARDS].0
     }
@@ -422,6 +402,7 @@ impl Reservations {
         u64::MAX
     }
 
+    #[inline]
     fn remove(&mut self, id: u128) -> Option<OpenReservation> {
         self.open.remove(&id)
     }

@@ -6,13 +6,13 @@
 
 use std::collections::HashMap;
 
-use super::identity::Identity;
+use super::identity::{HashIsRandom, Identity};
 use crate::algorithm::ReturnedTokens;
 
 /// The counts of one shard.
 #[derive(Debug, Default)]
 pub(super) struct ReturnCounts {
-    counts: HashMap<Identity, ReturnMark, foldhash::fast::RandomState>,
+    counts: HashMap<Identity, ReturnMark, HashIsRandom>,
     /// The number of the last count, so that a later count of the same key is a different one.
     last: u64,
 }
@@ -33,14 +33,24 @@ impl ReturnCounts {
         })
     }
 
-    pub(super) fn since(&self, id: Identity, mark: ReturnMark) -> Option<ReturnedTokens> {
-        let ReturnedTokens { settled, refunded } =
-            self.counts.get(&id).filter(|count| count.number == mark.number)?.tokens;
-        let is_known = settled < u64::MAX && refunded < u64::MAX;
-        is_known.then_some(ReturnedTokens {
+    /// Counts the tokens that `owed` returns. It gets those that were returned since `mark`. `None` if that is not known.
+    pub(super) fn settle(
+        &mut self,
+        id: Identity,
+        mark: ReturnMark,
+        owed: impl FnOnce(ReturnedTokens) -> u64,
+    ) -> Option<u64> {
+        let count = self.counts.get_mut(&id).filter(|count| count.number == mark.number)?;
+        let ReturnedTokens { settled, refunded } = count.tokens;
+        if settled == u64::MAX || refunded == u64::MAX {
+            return None;
+        }
+        let units = owed(ReturnedTokens {
             settled: settled.checked_sub(mark.tokens.settled)?,
             refunded: refunded.checked_sub(mark.tokens.refunded)?,
-        })
+        });
+        count.tokens.settled = settled.saturating_add(units);
+        Some(units)
     }
 
     pub(super) fn add(&mut self, id: Identity, more: ReturnedTokens) {

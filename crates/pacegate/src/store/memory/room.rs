@@ -183,7 +183,11 @@ impl Room {
 
     /// Returns the guarantee of each share, if the room is divided between this number of shares.
     fn guaranteed(&self, shares: u64) -> u64 {
-        (self.max / 2).checked_div(shares).unwrap_or(0)
+        match shares {
+            // The usual case needs no division.
+            1 => self.max / 2,
+            _ => (self.max / 2).checked_div(shares).unwrap_or(0),
+        }
     }
 
     /// Returns the room that a share takes: its use or its guarantee.

@@ -232,9 +232,16 @@ impl Table {
         self.returns.get_or_insert_default().mark(id)
     }
 
-    /// Returns the tokens that were returned to a key since `mark`. `None` if its cell was removed meanwhile.
-    pub(super) fn returned_since(&self, id: Identity, mark: ReturnMark) -> Option<ReturnedTokens> {
-        self.returns.as_ref()?.since(id, mark)
+    /// Returns tokens to a key: `owed` gets those that were returned since `mark`, and returns how many follow. 0 if the
+    /// cell was removed meanwhile.
+    pub(super) fn settle_tokens(
+        &mut self,
+        id: Identity,
+        mark: Option<ReturnMark>,
+        owed: impl FnOnce(ReturnedTokens) -> u64,
+    ) -> u64 {
+        let returns = mark.zip(self.returns.as_mut());
+        returns.and_then(|(mark, returns)| returns.settle(id, mark, owed)).unwrap_or(0)
     }
 
     /// Counts tokens that were returned to a key, if its reservations need their number.
