@@ -297,8 +297,8 @@ impl Evaluator {
 
     /// [`Evaluator::check`] for the only limit, if it is a [single](Self::single) one.
     ///
-    /// Everything that it calls in the most frequent case is always inlined, so that numbers stay in registers: copies of
-    /// outcomes and charges in memory would take half as long again.
+    /// Everything that it calls in the most frequent case is always inlined, so that numbers stay in registers. Copies
+    /// of outcomes and charges in memory would take half as long again.
     #[inline(always)]
     pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>, cost: u64) -> Decision {
         // Found before the shard is locked, so that the CPU can overlap both.

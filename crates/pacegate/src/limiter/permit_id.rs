@@ -8,7 +8,8 @@ use chacha20::{
 };
 
 thread_local! {
-    /// The generator of this thread. Its seed is from the operating system, whose random bytes take longer than a check.
+    /// The generator of this thread. Its seed is from the operating system, whose random bytes take longer than a
+    /// check.
     static GENERATOR: RefCell<ChaCha12Rng> = RefCell::new(ChaCha12Rng::from_seed(random_seed()));
 }
 

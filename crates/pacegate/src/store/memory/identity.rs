@@ -145,8 +145,8 @@ impl Secret {
     }
 }
 
-/// Hashes a key of 17 to 32 bytes. The seed depends on the length, so that keys of different lengths with the same first
-/// and last bytes have different hashes.
+/// Hashes a key of 17 to 32 bytes. The seed depends on the length, so that keys of different lengths with the same
+/// first and last bytes have different hashes.
 #[inline(always)]
 fn hash_parts(first: &[u8; 16], last: &[u8; 16], seed: u64, secret: &HalfSecret) -> u64 {
     let mut hasher = fast::FoldHasher::with_seed(seed, &secret.shared);

@@ -33,7 +33,8 @@ impl ReturnCounts {
         })
     }
 
-    /// Counts the tokens that `owed` returns. It gets those that were returned since `mark`. `None` if that is not known.
+    /// Counts the tokens that `owed` returns. It gets those that were returned since `mark`. `None` if that is not
+    /// known.
     pub(super) fn settle(
         &mut self,
         id: Identity,

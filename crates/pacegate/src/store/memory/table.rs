@@ -232,8 +232,8 @@ impl Table {
         self.returns.get_or_insert_default().mark(id)
     }
 
-    /// Returns tokens to a key: `owed` gets those that were returned since `mark`, and returns how many follow. 0 if the
-    /// cell was removed meanwhile.
+    /// Returns tokens to a key: `owed` gets those that were returned since `mark`, and returns how many follow. 0 if
+    /// the cell was removed meanwhile.
     pub(super) fn settle_tokens(
         &mut self,
         id: Identity,
