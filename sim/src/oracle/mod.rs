@@ -288,8 +288,8 @@ impl<'a> Judge<'a> {
             // Its estimate is too late by at most a round trip.
             most = most.saturating_add(micros(self.world.scenario.deadline) + 10_000);
         }
-        if it.places.len() > 1 && it.check.times.is_empty() && self.world.scenario.with_skew {
-            // It is unknown which server decided, and by which clock.
+        if it.places.len() > 1 && it.check.times.is_empty() {
+            // It is unknown which slot decided, and when.
             most = u64::MAX;
         }
         let is_honest = retry >= least && retry <= most;

@@ -78,7 +78,7 @@ impl<'a> Judge<'a> {
             });
         }
         let at = match answer.source {
-            Source::DenyCache => self.shown_near(shown, check.ended, check.ended),
+            Source::DenyCache => self.shown_near(shown, check.ended),
             _ => shown,
         };
         let has_reset = self.world.network.with_ledger(|ledger| ledger.has_reset_at(shown));
@@ -95,9 +95,10 @@ impl<'a> Judge<'a> {
             return self.place(check, answer, region);
         }
         if !answer.is_allowed && check.kind != Kind::Spent {
+            // The time of the denial, or of the last look at the counters.
             let at = match time {
-                Some(&(_, shown)) => self.shown_near(shown, check.ended, check.started),
-                None => self.earliest(check.started),
+                Some(&(_, shown)) if shown > 0 => shown,
+                _ => self.earliest(check.started),
             };
             return Place { at, ..unknown };
         }
@@ -147,12 +148,12 @@ impl<'a> Judge<'a> {
             .with_time(self.latest(check.started, check.ended))
     }
 
-    /// Returns the time that a server's clock showed at a virtual time. Of several clocks, it is the one that showed
-    /// about `estimate` at `estimated`.
-    fn shown_near(&self, estimate: u64, estimated: u64, at: u64) -> u64 {
+    /// Returns the time that a server's clock showed at a virtual time. Of several clocks, it is the one closest to an
+    /// estimate.
+    fn shown_near(&self, estimate: u64, at: u64) -> u64 {
         let clocks = self.world.server_clocks();
-        let closest = clocks.iter().min_by_key(|clock| clock.at(estimated).abs_diff(estimate));
-        closest.map_or(estimate, |clock| clock.at(at))
+        let times = clocks.iter().map(|clock| clock.at(at));
+        times.min_by_key(|time| time.abs_diff(estimate)).unwrap_or(estimate)
     }
 
     /// Returns the earliest time that a server's clock showed at a virtual time.
