@@ -151,6 +151,10 @@ impl Cluster {
     pub fn end_move(&self, slot: u16, to: usize) {
         let (from, number, to) = (self.owner(slot), slot.to_string(), &self.nodes[to]);
         let words = ["CLUSTER", "SETSLOT", &number, "NODE", &id(to)];
+        // Otherwise the new owner may take the slot with an older epoch, and a message of the old owner takes it back.
+        let is_newest =
+            || epoch(to, "cluster_current_epoch") >= epoch(&self.nodes[from], "cluster_my_epoch");
+        eventually(SERVER_TIMEOUT, "the new owner knows the epoch of the old one", is_newest);
         // The new owner first; otherwise the slot would have no owner for a moment.
         to.must(&words);
         self.nodes[from].must(&words);
@@ -225,6 +229,13 @@ fn is_master(node: &Server) -> bool {
 fn peers(node: &Server) -> Vec<String> {
     let text = node.must(&["CLUSTER", "NODES"]).text();
     text.lines().filter(|line| !line.contains("handshake")).map(str::to_owned).collect()
+}
+
+/// Returns an epoch of a node: `cluster_my_epoch`, or `cluster_current_epoch`, the highest that it knows.
+fn epoch(node: &Server, field: &str) -> Option<u64> {
+    let info = node.must(&["CLUSTER", "INFO"]).text();
+    let mut lines = info.lines();
+    lines.find_map(|line| line.strip_prefix(field)?.strip_prefix(':')?.trim().parse().ok())
 }
 
 /// Returns the port of the owner of a slot, according to a node.
