@@ -26,10 +26,16 @@ struct Results<'a>(&'a [Row]);
 impl Results<'_> {
     /// Returns the median of a subject, or the lowest of those whose names begin with `subject`.
     fn median(&self, case: &str, subject: &str, metric: &str) -> Option<f64> {
-        let rows = || self.0.iter().filter(|row| row.case == case && row.metric == metric);
-        let exact = rows().find(|row| row.subject == subject).map(|row| row.median);
-        let variants = rows().filter(|row| row.subject.starts_with(subject));
-        exact.or_else(|| variants.map(|row| row.median).min_by(f64::total_cmp))
+        let mut rows = self.0.iter().filter(|row| row.case == case && row.metric == metric);
+        let exact = rows.find(|row| row.subject == subject).map(|row| row.median);
+        exact.or_else(|| self.lowest(case, subject, metric))
+    }
+
+    /// Returns the lowest median of the variants of a subject, whose names begin with `subject`.
+    fn lowest(&self, case: &str, subject: &str, metric: &str) -> Option<f64> {
+        let rows = self.0.iter().filter(|row| row.case == case && row.metric == metric);
+        let variants = rows.filter(|row| row.subject.starts_with(subject));
+        variants.map(|row| row.median).min_by(f64::total_cmp)
     }
 
     fn text(&self, case: &str, subject: &str, metric: &str) -> String {
@@ -51,9 +57,10 @@ impl Results<'_> {
                 let Some(own) = self.median(&case, "pacegate", NS) else { continue };
                 let batch = self.text(&format!("{case} batch"), "pacegate", NS);
                 let others = ["governor", "throttlecrab", "limitador"].map(|other| {
-                    let ratio = self.median(&case, other, "time, relative to pacegate");
+                    let ratio = self.lowest(&case, other, "time, relative to pacegate");
                     let ratio = ratio.map(|ratio| format!(" ({ratio:.1}×)")).unwrap_or_default();
-                    format!("{}{ratio}", self.text(&case, other, NS))
+                    let time = self.lowest(&case, other, NS).map_or_else(String::new, number);
+                    format!("{time}{ratio}")
                 });
                 let plural = if threads == 1 { "" } else { "s" };
                 let own = number(own);
