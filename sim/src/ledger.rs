@@ -25,7 +25,7 @@ pub struct Ledger {
     parents: Vec<Option<Origin>>,
     /// The lineage of a region on a server, unless it is the first.
     current: BTreeMap<(usize, Region), usize>,
-    /// When the lineage of a region changed for those who use its right server.
+    /// When the lineage of a region changed on the server that clients should use, and the new lineage.
     changes: Vec<(u64, Region, usize)>,
     /// When a region lost data, or was ruled by another clock.
     disturbances: Vec<(u64, Region)>,

@@ -200,7 +200,7 @@ impl World {
         }
     }
 
-    /// Tells a node of a cluster that another one replaces `old`.
+    /// Replaces `old` by `new` in the slots that a node of a cluster knows.
     fn replace_in_view(&self, node: usize, old: usize, new: usize) {
         self.network.with_redis(node, |redis| {
             redis.cluster.iter_mut().for_each(|view| view.replace(old, new));

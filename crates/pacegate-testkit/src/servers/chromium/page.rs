@@ -172,8 +172,8 @@ impl Page {
     ///
     /// Panics if the browser fails.
     pub fn picture(&self) -> Vec<u8> {
-        let told = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
-        BASE64_STANDARD.decode(told["data"].as_str().expect("data")).expect("data in base64")
+        let reply = self.ask("Page.captureScreenshot", &json!({ "format": "png" }));
+        BASE64_STANDARD.decode(reply["data"].as_str().expect("data")).expect("data in base64")
     }
 
     /// Returns all errors and warnings of the console, with their source.
