@@ -41,6 +41,9 @@ pub(super) struct Evaluator {
     /// `true` if there is one direct, enforced limit with a fixed-size state and no thresholds: the fast path of
     /// `check`.
     is_single: bool,
+    /// `true` if the decisions of the single limit are [counted in the store](crate::store::memory::ShardCounts). Only
+    /// one evaluator of a store does that.
+    counts_in_store: bool,
     /// Set if threshold events have a receiver.
     reporter: Option<Arc<ThresholdReporter>>,
     /// Set if there is a reporter, and a policy has thresholds.
@@ -70,7 +73,8 @@ impl Evaluator {
         reporter: Option<Arc<ThresholdReporter>>,
     ) -> Self {
         let meter = Meter::new(names(&policies));
-        Self::with_meter(policies, meter, memory, wait_queue, reporter)
+        let evaluator = Self::with_meter(policies, meter, memory, wait_queue, reporter);
+        Self { counts_in_store: evaluator.is_single, ..evaluator }
     }
 
     fn with_meter(
@@ -113,6 +117,7 @@ impl Evaluator {
             limits,
             direct,
             is_single,
+            counts_in_store: false,
             reporter,
             thresholds,
         }
@@ -120,15 +125,28 @@ impl Evaluator {
 
     /// Creates an evaluator for other policies on the same state and statistics.
     pub(super) fn with_policies(&self, policies: PolicySet) -> Self {
+        self.take_counts();
         let meter = self.meter.succeeded_by(names(&policies));
         let (memory, wait_queue) = (self.memory.clone(), self.wait_queue.clone());
         Self::with_meter(policies, meter, memory, wait_queue, self.reporter.clone())
     }
 
     pub(super) fn stats(&self) -> Stats {
+        self.take_counts();
         let mut stats = self.meter.stats(self.memory.now());
         stats.dropped_events = self.reporter.as_ref().map_or(0, |reporter| reporter.dropped());
         stats
+    }
+
+    /// Adds the decisions that were counted in the store to the statistics.
+    fn take_counts(&self) {
+        if self.counts_in_store {
+            let counters = self.meter.tally();
+            let now = self.memory.now();
+            self.memory.take_counts(|counts| {
+                counters.add_counts(&counts, now);
+            });
+        }
     }
 
     /// The limit of the fast path.
@@ -295,18 +313,64 @@ impl Evaluator {
         evaluation.decision
     }
 
-    /// [`Evaluator::check`] for the only limit, if it is a [single](Self::single) one.
+    /// [`Evaluator::check`] for one unit of a [single](Self::single) limit.
     ///
     /// Everything that it calls in the most frequent case is always inlined, so that numbers stay in registers. Copies
     /// of outcomes and charges in memory would take half as long again.
     #[inline(always)]
-    pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>, cost: u64) -> Decision {
+    pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>) -> Decision {
+        let hash = self.memory.hash(key);
+        let memory = self.current_memory();
+        let id = hash.in_scope(&limit.scope);
+        let counts = self.counts_in_store;
+        match memory.charge_often(id, &limit.limit, (1, limit.excess), counts) {
+            Ok((outcome, _)) if counts => decide(limit, outcome, false),
+            Ok((outcome, now)) => {
+                self.record_single(self.meter.tally(), limit, (key, 1), outcome, now)
+            }
+            Err(locked) => self.check_locked(locked, limit, key, hash),
+        }
+    }
+
+    /// Decides and records one unit for a key whose shard is locked.
+    #[cold]
+    fn check_locked(
+        &self,
+        mut locked: LockedCell<'_>,
+        limit: &BoundLimit,
+        key: KeyRef<'_>,
+        hash: KeyHash,
+    ) -> Decision {
+        let charge = ResolvedCharge::new(limit, key, 1, 0);
+        if !self.counts_in_store {
+            let (outcome, now) = locked.charge(&charge.slot(hash));
+            return self.record_single(self.meter.tally(), limit, (key, 1), outcome, now);
+        }
+        let (counters, now) = (self.meter.tally(), locked.now());
+        // Before the shard is unlocked, so that the statistics always include all earlier decisions.
+        let unsampled = counters.add_counts(&locked.take_counts(), now);
+        if counters.is_sampling(now) {
+            locked.set_busy();
+        }
+        let (outcome, now) = locked.charge(&charge.slot(hash));
+        let decision = decide(limit, outcome, false);
+        let event = if decision.allowed { Event::Allowed } else { Event::Denied };
+        if let Some(weight) = counters.add(limit.stats_index, event, now) {
+            self.meter.look((limit.stats_index, event), key, now, weight + unsampled);
+        }
+        decision
+    }
+
+    /// [`Evaluator::check`] for a limit that is like a [single](Self::single) one.
+    #[inline(always)]
+    fn check_simple(&self, limit: &BoundLimit, key: KeyRef<'_>, cost: u64) -> Decision {
         // Found before the shard is locked, so that the CPU can overlap both.
         let counters = self.meter.tally();
         let hash = self.memory.hash(key);
         let memory = self.current_memory();
         let id = hash.in_scope(&limit.scope);
-        let (outcome, now) = match memory.charge_often(id, &limit.limit, cost, limit.excess) {
+        let charged = memory.charge_often(id, &limit.limit, (cost, limit.excess), false);
+        let (outcome, now) = match charged {
             Ok(charged) => charged,
             Err(locked) => charge_locked(locked, limit, key, cost, hash),
         };
@@ -357,8 +421,11 @@ impl Evaluator {
     #[inline]
     pub(super) fn check_key(&self, key: KeyRef<'_>, cost: u64) -> Result<Decision, CostError> {
         if let Some(single) = self.single() {
+            if cost == 1 {
+                return Ok(self.check_single(single, key));
+            }
             single.check_cost(cost, single.excess)?;
-            return Ok(self.check_single(single, key, cost));
+            return Ok(self.check_simple(single, key, cost));
         }
         if let Some(direct) = &self.direct
             && direct.len() <= FEW
@@ -383,7 +450,7 @@ impl Evaluator {
                 && !request.is_spent()
             {
                 limit.check_cost(cost, limit.excess)?;
-                return Ok(self.check_single(limit, key, cost));
+                return Ok(self.check_simple(limit, key, cost));
             }
             let mut charges = self.charges_for(matches, cost);
             if request.is_spent() && cost > 0 {

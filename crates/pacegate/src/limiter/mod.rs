@@ -172,7 +172,7 @@ impl Limiter {
     pub fn check(&self, key: impl Key) -> Decision {
         let evaluator = self.evaluator();
         key.with(|key| match evaluator.single() {
-            Some(single) => evaluator.check_single(single, key, 1),
+            Some(single) => evaluator.check_single(single, key),
             None => evaluator.check_unit(key),
         })
     }

@@ -1,7 +1,7 @@
 //! Statistics of a limiter: counts per policy, and the most frequent keys.
 //!
 //! Counting takes a few nanoseconds. Each thread has separate counters that only it writes, so there is no
-//! contention; reading adds them up. Keys go into a [sketch](top) of bounded size: all of them under light
+//! contention; reading adds them up. The most frequent decisions are counted in the shards of the memory store first. Keys go into a [sketch](top) of bounded size: all of them under light
 //! traffic, a sample under heavy traffic.
 
 mod top;
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use thread_local::ThreadLocal;
 
 use self::top::{Seen, Sketch};
-use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName};
+use crate::{KeyBuf, KeyRef, StoreError, policy::PolicyName, store::memory::ShardCounts};
 
 /// The statistics of a limiter, as of [`Limiter::stats`](crate::Limiter::stats).
 ///
@@ -235,7 +235,7 @@ impl Meter {
 
     /// Counts a request that was decided without the store, in addition to its outcome.
     pub(crate) fn count_degraded(&self, policy: usize) {
-        bump(&self.tally().of(policy)[DEGRADED]);
+        increase(&self.tally().of(policy)[DEGRADED], 1);
     }
 
     /// Corrects the units of a reservation, which were counted when it was made.
@@ -244,8 +244,7 @@ impl Meter {
             true => &self.tally().of(policy)[EXTRA_UNITS + Event::Allowed as usize],
             false => &self.tally().of(policy)[RETURNED_UNITS],
         };
-        let more = actual.abs_diff(reserved);
-        units.store(units.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+        increase(units, actual.abs_diff(reserved));
     }
 
     /// Counts a call that the store failed to answer, and keeps its error.
@@ -363,7 +362,7 @@ impl Counters {
     /// it stands for.
     #[inline]
     pub(crate) fn add(&self, policy: usize, event: Event, now: u64) -> Option<u32> {
-        bump(&self.of(policy)[event as usize]);
+        increase(&self.of(policy)[event as usize], 1);
         if self.sampler.skips(now) { None } else { Some(self.sampler.select(now)) }
     }
 
@@ -372,9 +371,25 @@ impl Counters {
     pub(crate) fn add_cost(&self, policy: usize, event: Event, cost: u64, now: u64) -> Option<u32> {
         if cost > 1 {
             let units = &self.of(policy)[EXTRA_UNITS + event as usize];
-            units.store(units.load(Ordering::Relaxed).wrapping_add(cost - 1), Ordering::Relaxed);
+            increase(units, cost - 1);
         }
         self.add(policy, event, now)
+    }
+
+    /// Returns `true` if keys are only sampled at `now`.
+    #[inline]
+    pub(crate) fn is_sampling(&self, now: u64) -> bool {
+        self.sampler.is_sampling(now)
+    }
+
+    /// Adds decisions of the first policy that were counted in a shard of the store, without their keys. Returns for how
+    /// many of them the next key should stand.
+    pub(crate) fn add_counts(&self, counts: &ShardCounts, now: u64) -> u32 {
+        let [allowed, denied, ..] = self.of(0);
+        increase(allowed, counts.allowed.into());
+        increase(denied, counts.denied.into());
+        // The next key is probably not of the same traffic if that was long ago.
+        if counts.is_recent(now) { self.sampler.pass(counts.total()) } else { 0 }
     }
 
     #[inline]
@@ -387,15 +402,27 @@ impl Counters {
 }
 
 impl Sampler {
+    /// Returns `true` if the key of a request at `now` would not be selected.
+    #[inline]
+    fn is_sampling(&self, now: u64) -> bool {
+        self.skip.load(Ordering::Relaxed) > 0 && now < self.until.load(Ordering::Relaxed)
+    }
+
     /// Returns `true` if the key of this request is not selected, as most are under heavy traffic.
     #[inline]
     fn skips(&self, now: u64) -> bool {
-        let skip = self.skip.load(Ordering::Relaxed);
-        let skips = skip > 0 && now < self.until.load(Ordering::Relaxed);
+        let skips = self.is_sampling(now);
         if skips {
-            self.skip.store(skip - 1, Ordering::Relaxed);
+            self.skip.store(self.skip.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
         }
         skips
+    }
+
+    /// Skips requests whose keys are unknown. Returns the number of those that were not to be skipped.
+    fn pass(&self, requests: u32) -> u32 {
+        let skip = self.skip.load(Ordering::Relaxed);
+        self.skip.store(skip.saturating_sub(requests), Ordering::Relaxed);
+        requests.saturating_sub(skip)
     }
 
     /// Selects the key of this request. Returns the number of requests that it stands for.
@@ -416,10 +443,10 @@ impl Sampler {
     }
 }
 
-/// Increments a counter that only this thread writes.
+/// Adds to a counter that only this thread writes.
 #[inline]
-fn bump(counter: &AtomicU64) {
-    counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+fn increase(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
 #[cfg(test)]

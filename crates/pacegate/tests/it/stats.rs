@@ -53,6 +53,49 @@ fn batches_are_counted_as_one_by_one() {
     assert_eq!((stats.busiest[0].count, stats.most_denied[0].count), (40, 37));
 }
 
+/// Under heavy traffic, most decisions are only counted in the store.
+#[test]
+fn heavy_traffic_is_counted_exactly_and_its_keys_in_proportion() {
+    const CHECKS: u64 = 50_000;
+    let limiter = Limiter::memory(Limit::per_hour(60_000));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for n in 0..CHECKS {
+                    let _ = limiter.check(if n % 5 == 0 { "one" } else { "four" });
+                }
+            });
+        }
+    });
+    let stats = limiter.stats();
+    let own = stats.policies[0];
+    // `four` has 80,000 requests, of which its limit allows 60,000.
+    assert_eq!((own.allowed, own.denied), (80_000, 20_000));
+    assert_eq!((own.allowed_units, own.denied_units), (80_000, 20_000));
+    let again = limiter.with_limit(Limit::per_hour(60_000)).stats().policies[0];
+    assert_eq!((again.allowed, again.denied), (80_000, 20_000), "counted once");
+    for (top, (key, share)) in stats.busiest.iter().zip([("four", 80_000_u64), ("one", 20_000)]) {
+        assert_eq!(top.key, key);
+        assert!(top.count.abs_diff(share) < share / 2, "{top:?}");
+    }
+}
+
+#[test]
+fn keys_after_heavy_traffic_are_named_with_their_own_requests() {
+    let (limiter, clock) = limiter("5/hour");
+    for _ in 0..1_000 {
+        let _ = limiter.check("busy");
+    }
+    clock.advance(Duration::from_secs(1));
+    for _ in 0..3 {
+        let _ = limiter.check("quiet");
+    }
+    let stats = limiter.stats();
+    let quiet = stats.busiest.iter().find(|top| top.key == "quiet");
+    assert_eq!(quiet.map(|top| (top.count, top.allowed)), Some((3, 3)));
+    assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (8, 995));
+}
+
 #[test]
 fn busy_keys_go_on_being_named_when_a_limit_changes() {
     let (limiter, _) = limiter("1/hour");

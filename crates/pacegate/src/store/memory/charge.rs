@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use super::{
     MemoryStore, ShardClock, Shards,
     apply::Undo,
+    counts::ShardCounts,
     identity::{Identity, Scope},
     lock::Guard,
     logs::Logs,
@@ -88,6 +89,21 @@ pub(crate) struct LockedCell<'a> {
 }
 
 impl LockedCell<'_> {
+    /// The instant of the decision.
+    pub(crate) fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Returns the decisions that were counted in the shard, and starts again at 0.
+    pub(crate) fn take_counts(&mut self) -> ShardCounts {
+        self.table.counts.take()
+    }
+
+    /// Lets the next decisions in the shard only be counted. See [`MemoryStore::charge_often`].
+    pub(crate) fn set_busy(&mut self) {
+        self.table.counts.set_busy(self.now);
+    }
+
     /// Decides the charge. Returns the outcome and the instant of the decision.
     #[cold]
     pub(crate) fn charge(mut self, slot: &Slot<'_>) -> (Outcome, u64) {
@@ -132,7 +148,7 @@ impl MemoryStore {
     /// requests take this path.
     #[inline]
     pub(crate) fn charge_cell(&self, slot: &Slot<'_>) -> (Outcome, u64) {
-        match self.charge_often(slot.id, slot.limit, slot.cost, slot.excess) {
+        match self.charge_often(slot.id, slot.limit, (slot.cost, slot.excess), false) {
             Ok(charged) => charged,
             Err(locked) => locked.charge(slot),
         }
@@ -140,13 +156,15 @@ impl MemoryStore {
 
     /// Does the same as [`MemoryStore::charge_cell`] in the most frequent cases: the key is known, and
     /// [`algorithm::step_often`] decides. Otherwise returns the locked shard.
+    ///
+    /// With `counts`, also counts the decision in the shard, if there is so much traffic that this suffices.
     #[inline(always)]
     pub(crate) fn charge_often(
         &self,
         id: Identity,
         limit: &Limit,
-        cost: u64,
-        excess: Excess,
+        (cost, excess): (u64, Excess),
+        counts: bool,
     ) -> Result<(Outcome, u64), LockedCell<'_>> {
         let inner = self.shards();
         // Read before the lock is taken, so that the CPU can overlap both. After it, they would run one after the
@@ -156,12 +174,23 @@ impl MemoryStore {
         let now = table.shard_clock.advance(&inner.time, read);
         let sweep = table.shard_clock.sweep_is_due();
         if !sweep
+            && (!counts || table.counts.is_busy(now))
             && let Some(state) = table.find_often(id)
             && let Some(outcome) = algorithm::step_often(limit, state, now, cost, excess)
         {
+            if counts {
+                table.counts.count(outcome.is_admitted());
+            }
             return Ok((outcome, now));
         }
         Err(LockedCell { inner, table, now, sweep })
+    }
+
+    /// Calls `each` with the counts of each shard, which start again at 0. The shard is locked meanwhile.
+    pub(crate) fn take_counts(&self, mut each: impl FnMut(ShardCounts)) {
+        for shard in self.shards.get().into_iter().flat_map(|shards| &shards.cells) {
+            each(shard.0.lock().counts.take());
+        }
     }
 
     /// Decides charges to fixed-size states independently, in their order. `slot` returns the charge to a key, and is

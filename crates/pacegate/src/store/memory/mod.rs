@@ -11,6 +11,7 @@
 
 mod apply;
 mod charge;
+mod counts;
 pub(crate) mod identity;
 mod lock;
 mod logs;
@@ -57,6 +58,7 @@ use crate::{
 };
 
 pub(crate) use charge::{BATCH, FEW, LockedCell, Slot};
+pub(crate) use counts::ShardCounts;
 pub use tenants::ShareUsage;
 
 /// A store in the memory of this process.
@@ -163,6 +165,9 @@ type LogShards = Box<[Padded<Lock<Logs>>]>;
 #[derive(Debug)]
 #[repr(align(64))]
 struct Padded<T>(T);
+
+// A table counts its cells in 32 bits.
+const _: () = assert!(MAX_KEYS / MAX_SHARDS < 1 << 30);
 
 /// The time of the last decision in a shard, and a counter for sweeps.
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@
 
 use super::{
     ShardClock,
+    counts::ShardCounts,
     identity::Identity,
     returns::{ReturnCounts, ReturnMark},
 };
@@ -14,10 +15,11 @@ use crate::algorithm::{ReturnedTokens, State};
 #[derive(Debug, Default)]
 pub(super) struct Table {
     lines: Box<[CacheLine]>,
-    live: usize,
+    live: u32,
     /// The cell at which the next sweep starts.
-    hand: usize,
+    hand: u32,
     pub(super) shard_clock: ShardClock,
+    pub(super) counts: ShardCounts,
     /// Allocated for the first reservation of a bucket.
     returns: Option<Box<ReturnCounts>>,
 }
@@ -131,7 +133,7 @@ impl Table {
         now: u64,
         removed: impl FnMut(Identity),
     ) {
-        if (self.live + 1) * 10 > self.capacity() * 9 {
+        if (self.live() + 1) * 10 > self.capacity() * 9 {
             self.rebuild(1, |cell| !cell.state.is_expired(now), removed);
         }
         self.put(Cell { id, state });
@@ -162,17 +164,17 @@ impl Table {
     /// round a table that has become too large is made smaller.
     pub(super) fn sweep(&mut self, cells: usize, now: u64, mut removed: impl FnMut(Identity)) {
         for _ in 0..cells.min(self.capacity()) {
-            let Cell { id, state } = *self.cell(self.hand);
+            let Cell { id, state } = *self.cell(self.hand as usize);
             if !state.is_empty() && state.is_expired(now) {
                 // What the removal shifts into this place is looked at next.
-                self.remove(self.hand);
+                self.remove(self.hand as usize);
                 removed(id);
                 continue;
             }
-            self.hand = self.after(self.hand);
+            self.hand = self.after(self.hand as usize) as u32;
             if self.hand == 0
                 && self.capacity() > 2 * MIN_LINES
-                && self.live * 5 < self.capacity() * 2
+                && self.live() * 5 < self.capacity() * 2
             {
                 return self.rebuild(0, |cell| !cell.state.is_expired(now), removed);
             }
@@ -192,7 +194,7 @@ impl Table {
     }
 
     pub(super) fn live(&self) -> usize {
-        self.live
+        self.live as usize
     }
 
     /// Cells that there is memory for.
@@ -306,6 +308,13 @@ mod tests {
             (size_of::<Cell>(), size_of::<CacheLine>(), align_of::<CacheLine>()),
             (32, 64, 64)
         );
+    }
+
+    /// A decision then loads one line for the lock, the clock, the counts and the address of the cells.
+    #[cfg(not(pacegate_loom))]
+    #[test]
+    fn the_head_of_a_shard_is_a_cache_line() {
+        assert_eq!(size_of::<super::super::lock::Lock<Table>>(), 64);
     }
 
     #[test]
