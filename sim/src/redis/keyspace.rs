@@ -10,8 +10,8 @@ pub struct Keyspace {
     entries: BTreeMap<Vec<u8>, Entry>,
     /// Microseconds since 1970. It does not change while a script runs.
     now: u64,
-    /// Number of `UNLINK` commands, also of scripts.
-    unlinks: u64,
+    /// Number of `UNLINK` commands, also of scripts, and of resets by scripts.
+    resets: u64,
     /// The keys that the commands of the script that runs may use.
     pub(super) access: Access,
 }
@@ -54,9 +54,15 @@ impl Keyspace {
         self.entries.retain(|_, entry| entry.expires.is_none_or(|expires| now <= expires));
     }
 
-    /// Returns the number of `UNLINK` commands so far, which only resets send.
-    pub fn unlinks(&self) -> u64 {
-        self.unlinks
+    /// Returns the number of resets so far: `UNLINK` commands, which only resets send, and resets by scripts. One that
+    /// does both counts twice.
+    pub fn resets(&self) -> u64 {
+        self.resets
+    }
+
+    /// Counts a reset by a script. It writes a new value to a bucket that has to keep its count of returned tokens.
+    pub fn count_reset(&mut self) {
+        self.resets += 1;
     }
 
     /// Returns whether a key exists.
@@ -105,7 +111,7 @@ impl Keyspace {
             ("TIME", []) => Ok(self.time()),
             ("DEL", keys) => Ok(self.delete(keys)),
             ("UNLINK", keys) => {
-                self.unlinks += 1;
+                self.resets += 1;
                 Ok(self.delete(keys))
             }
             ("EXISTS", keys) => {

@@ -84,7 +84,7 @@ impl Redis {
 
     /// Returns the number of resets so far.
     pub fn resets(&self) -> u64 {
-        self.keyspace.lock().unlinks()
+        self.keyspace.lock().resets()
     }
 
     /// Returns the commands recorded so far, with their replies.
@@ -230,7 +230,11 @@ impl Redis {
             return Reply::error(READ_ONLY);
         }
         let out_of_memory = self.condition.is_out_of_memory;
-        self.scripts.run(digest, (keys, args), out_of_memory).unwrap_or_else(not_run)
+        let reply = self.scripts.run(digest, (keys, args), out_of_memory).unwrap_or_else(not_run);
+        if self.scripts.is_reset(digest, args) && !matches!(reply, Reply::Error(_)) {
+            self.keyspace.lock().count_reset();
+        }
+        reply
     }
 
     fn run_command(&self, name: &str, args: &[Vec<u8>]) -> Reply {

@@ -26,6 +26,8 @@ pub(super) struct Interpreter {
 struct Script {
     function: Function,
     allows_out_of_memory: bool,
+    /// It is `update.lua`, which can reset a key.
+    can_reset: bool,
 }
 
 /// The reason why a script was not run.
@@ -37,6 +39,12 @@ pub(super) enum NotRun {
     /// It does not compile.
     Invalid(String),
 }
+
+/// The test of `update.lua` for a reset, which no other script that the simulator runs has.
+const RESET_BRANCH: &[u8] = b"if action == RESET then";
+
+/// The action of `update.lua` that resets a key.
+const RESET: u64 = 3;
 
 impl Interpreter {
     pub(super) fn new(keyspace: &Arc<Mutex<Keyspace>>) -> Result<Self> {
@@ -94,10 +102,19 @@ impl Interpreter {
             let function = self.lua.load(body).set_name("@user_script").into_function();
             let function = function.map_err(|error| NotRun::Invalid(error.to_string()))?;
             let allows_out_of_memory = header.contains("allow-oom");
-            self.compiled.insert(digest.clone(), Script { function, allows_out_of_memory });
+            let can_reset = body.windows(RESET_BRANCH.len()).any(|part| part == RESET_BRANCH);
+            let script = Script { function, allows_out_of_memory, can_reset };
+            self.compiled.insert(digest.clone(), script);
         }
         self.known.insert(digest.clone());
         Ok(digest)
+    }
+
+    /// Returns whether a script with these arguments resets a key. The action is the third number of `update.lua`.
+    pub(super) fn is_reset(&self, digest: &str, args: &[Vec<u8>]) -> bool {
+        let action = args.first().and_then(|program| program.get(16..24));
+        self.compiled.get(digest).is_some_and(|script| script.can_reset)
+            && action == Some(&RESET.to_le_bytes()[..])
     }
 
     /// Runs a script that the server knows.
