@@ -122,23 +122,45 @@ impl Inner {
         reservation: Option<(u128, Duration)>,
     ) {
         if let Some((id, _)) = reservation {
-            let is_charged =
-                |part: &Vec<usize>| charged.iter().any(|(place, _)| part.contains(place));
-            let parts = parts(charges).into_iter().filter(is_charged);
-            let cancelled = parts.map(|part| self.settle_part(select(charges, &part), id, 0));
-            return drop(join_all(cancelled).await);
+            let parts = parts(charges).into_iter();
+            let each = parts.map(|part| self.cancel_part(charges, charged, part, id));
+            return drop(join_all(each).await);
         }
-        let each = charged.iter().map(async |&(place, charged_at)| {
-            let charge = charges[place];
-            let action = match charge.limit.algorithm() {
-                // A failed release is retried.
-                algorithm if algorithm.holds_permits() => return drop(self.release(charge).await),
-                algorithm if algorithm.windows() > 0 => Action::Return { charged_at },
-                _ => Action::Refund,
-            };
-            drop(self.update(charge, action).await);
-        });
+        let each = charged.iter().map(|&(place, at)| self.return_charge(charges[place], at));
         join_all(each).await;
+    }
+
+    /// Cancels a reservation in one part. The settlement of a bucket returns only tokens that it has not refilled yet, so
+    /// a part with a bucket is settled as used, and its units are returned like those of any denied request.
+    async fn cancel_part(
+        &self,
+        charges: &[CellCharge],
+        charged: &[Charged],
+        part: Vec<usize>,
+        id: u128,
+    ) {
+        let own = || charged.iter().filter(|(place, _)| part.contains(place));
+        let Some(&(first, _)) = own().next() else { return };
+        let cost = charges[first].cost;
+        let is_bucket = |place: &usize| charges[*place].limit.algorithm().has_burst();
+        let is_returned =
+            part.iter().any(is_bucket) && part.iter().all(|&place| charges[place].cost == cost);
+        let used = if is_returned { cost } else { 0 };
+        let settled = self.settle_part(select(charges, &part), id, used).await;
+        if is_returned && matches!(settled, Ok(Some(_))) {
+            join_all(own().map(|&(place, at)| self.return_charge(charges[place], at))).await;
+        }
+    }
+
+    /// Returns the units of a charge, which the server took at this time.
+    async fn return_charge(&self, charge: CellCharge, charged_at: u64) {
+        let action = match charge.limit.algorithm() {
+            // A failed release is retried.
+            algorithm if algorithm.holds_permits() => return drop(self.release(charge).await),
+            algorithm if algorithm.windows() > 0 => Action::Return { charged_at },
+            _ => Action::Refund,
+        };
+        drop(self.update(charge, action).await);
     }
 
     /// Charges those of the other parts of a denied request whose excess is recorded, and peeks at the rest.

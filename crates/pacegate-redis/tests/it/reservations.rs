@@ -101,6 +101,13 @@ fn concurrent_clients_use_exactly_what_they_settle() {
     }
 }
 
+/// Returns the remaining units of each limit of a request.
+async fn remaining(limiter: &SharedLimiter, request: &Request<'_>) -> Vec<u64> {
+    let plan = limiter.charges().plan(request);
+    let each = limiter.charges().check_batch(&plan.charges(0).unwrap(), None).await;
+    each.unwrap().each.iter().map(|decision| decision.remaining()).collect()
+}
+
 /// Each slot has a part of the reservation.
 #[test]
 fn limits_in_several_slots_are_reserved_together() {
@@ -113,11 +120,6 @@ fn limits_in_several_slots_are_reserved_together() {
         ];
         let policies = PolicySet::new(policies).unwrap();
         let limiter = limiter(&cluster.url(), &clock(), &policies).await;
-        let remaining = async |request: &Request<'_>| -> Vec<u64> {
-            let plan = limiter.charges().plan(request);
-            let each = limiter.charges().check_batch(&plan.charges(0).unwrap(), None).await;
-            each.unwrap().each.iter().map(|decision| decision.remaining()).collect()
-        };
         for user in 0..8 {
             let (user, model) = (format!("user-{user}"), format!("model-{user}"));
             let request =
@@ -126,11 +128,42 @@ fn limits_in_several_slots_are_reserved_together() {
             let reservation = reserved.into_result().unwrap();
             let denied = limiter.reserve_request(&request.clone().cost(3), TTL).await.unwrap();
             assert!(!denied.decision.is_allowed());
-            assert_eq!(remaining(&request).await, [2, 92, 12], "a denial charges nothing");
+            assert_eq!(
+                remaining(&limiter, &request).await,
+                [2, 92, 12],
+                "a denial charges nothing"
+            );
             let id: ReservationId = reservation.id().to_string().parse().unwrap();
             assert!(limiter.settle(&id, 5).await.unwrap());
             assert!(!limiter.settle(&id, 0).await.unwrap());
-            assert_eq!(remaining(&request).await, [5, 95, 15]);
+            assert_eq!(remaining(&limiter, &request).await, [5, 95, 15]);
+        }
+    });
+}
+
+/// By the clock of the servers: some time passes between a charge and its return. A bucket refills a part of a token
+/// meanwhile, but gets whole tokens back.
+#[test]
+fn a_denied_reservation_in_several_slots_takes_no_token() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    runtime().block_on(async {
+        let policies = [
+            Policy::new("team", ["10/hour burst 10"]).per(["team"]),
+            Policy::new("user", ["1/day in UTC"]).per(["user"]),
+        ];
+        let builder = RedisStore::builder(&*cluster.url()).unwrap().deadline(PATIENT);
+        let store = builder.deny_cache(0).connect().await.unwrap();
+        let limiter = SharedLimiter::new(store, PolicySet::new(policies).unwrap());
+        for number in 0..8 {
+            let (team, user) = (format!("team-{number}"), format!("user-{number}"));
+            let by_user = Request::new().with("user", &user);
+            assert!(limiter.check_request(&by_user).await.unwrap().is_allowed());
+            let request = by_user.with("team", &team);
+            for _ in 0..3 {
+                let denied = limiter.reserve_request(&request, TTL).await.unwrap();
+                assert!(!denied.decision.is_allowed());
+            }
+            assert_eq!(remaining(&limiter, &request).await, [10, 0], "{team}");
         }
     });
 }
