@@ -130,8 +130,8 @@ impl Inner {
         join_all(each).await;
     }
 
-    /// Cancels a reservation in one part. The settlement of a bucket returns only tokens that it has not refilled yet, so
-    /// a part with a bucket is settled as used, and its units are returned like those of any denied request.
+    /// Cancels a reservation in one part. The settlement of a bucket returns only tokens that it has not refilled yet.
+    /// So a part with a bucket is settled as used, and its units are returned like those of any denied request.
     async fn cancel_part(
         &self,
         charges: &[CellCharge],

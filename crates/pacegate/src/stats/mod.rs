@@ -1,8 +1,9 @@
 //! Statistics of a limiter: counts per policy, and the most frequent keys.
 //!
 //! Counting takes a few nanoseconds. Each thread has separate counters that only it writes, so there is no
-//! contention; reading adds them up. The most frequent decisions are counted in the shards of the memory store first. Keys go into a [sketch](top) of bounded size: all of them under light
-//! traffic, a sample under heavy traffic.
+//! contention; reading adds them up. The most frequent decisions are counted in the shards of the memory store
+//! first. Keys go into a [sketch](top) of bounded size: all of them under light traffic, a sample under heavy
+//! traffic.
 
 mod top;
 
@@ -382,8 +383,8 @@ impl Counters {
         self.sampler.is_sampling(now)
     }
 
-    /// Adds decisions of the first policy that were counted in a shard of the store, without their keys. Returns for how
-    /// many of them the next key should stand.
+    /// Adds decisions of the first policy that were counted in a shard of the store, without their keys. Returns
+    /// for how many of them the next key should stand.
     pub(crate) fn add_counts(&self, counts: &ShardCounts, now: u64) -> u32 {
         let [allowed, denied, ..] = self.of(0);
         increase(allowed, counts.allowed.into());

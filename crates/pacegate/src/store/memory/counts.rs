@@ -1,5 +1,5 @@
-//! Decisions that are counted in their shard. It is locked for the decision anyway, so this takes less time than to find
-//! the counters of the thread.
+//! Decisions that are counted in their shard. It is locked for the decision anyway, so this takes less time than
+//! finding the counters of the thread.
 
 /// The decisions in one shard that the statistics do not have yet.
 ///
