@@ -151,7 +151,7 @@ fn a_denied_reservation_in_several_slots_takes_no_token() {
             Policy::new("team", ["10/hour burst 10"]).per(["team"]),
             Policy::new("user", ["1/day in UTC"]).per(["user"]),
         ];
-        let builder = RedisStore::builder(&*cluster.url()).unwrap().deadline(PATIENT);
+        let builder = RedisStore::builder(&cluster.url()).unwrap().deadline(PATIENT);
         let store = builder.deny_cache(0).connect().await.unwrap();
         let limiter = SharedLimiter::new(store, PolicySet::new(policies).unwrap());
         for number in 0..8 {
