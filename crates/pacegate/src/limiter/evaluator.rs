@@ -142,9 +142,8 @@ impl Evaluator {
     fn take_counts(&self) {
         if self.counts_in_store {
             let counters = self.meter.tally();
-            let now = self.memory.now();
             self.memory.take_counts(|counts| {
-                counters.add_counts(&counts, now);
+                counters.add_counts(counts);
             });
         }
     }
@@ -348,7 +347,7 @@ impl Evaluator {
         }
         let (counters, now) = (self.meter.tally(), locked.now());
         // Before the shard is unlocked, so that the statistics always include all earlier decisions.
-        let unsampled = counters.add_counts(&locked.take_counts(), now);
+        let unsampled = counters.add_counts(locked.take_counts());
         if counters.is_sampling(now) {
             locked.set_busy();
         }

@@ -385,12 +385,12 @@ impl Counters {
 
     /// Adds decisions of the first policy that were counted in a shard of the store, without their keys. Returns
     /// for how many of them the next key should stand.
-    pub(crate) fn add_counts(&self, counts: &ShardCounts, now: u64) -> u32 {
+    pub(crate) fn add_counts(&self, (counts, is_recent): (ShardCounts, bool)) -> u32 {
         let [allowed, denied, ..] = self.of(0);
         increase(allowed, counts.allowed.into());
         increase(denied, counts.denied.into());
         // The next key is probably not of the same traffic if that was long ago.
-        if counts.is_recent(now) { self.sampler.pass(counts.total()) } else { 0 }
+        if is_recent { self.sampler.pass(counts.total()) } else { 0 }
     }
 
     #[inline]

@@ -48,6 +48,10 @@ impl Table {
         algorithm::step_often(slot.limit, state, now, slot.cost, slot.excess)
     }
 
+    fn take_counts(&mut self, now: u64) -> (ShardCounts, bool) {
+        (std::mem::take(&mut self.counts), self.shard_clock.was_busy(now))
+    }
+
     /// Returns the state of a key just after a charge.
     #[inline]
     fn charged(&mut self, slot: &Slot<'_>, outcome: &Outcome, now: u64) -> ChargedState {
@@ -94,14 +98,14 @@ impl LockedCell<'_> {
         self.now
     }
 
-    /// Returns the decisions that were counted in the shard, and starts again at 0.
-    pub(crate) fn take_counts(&mut self) -> ShardCounts {
-        self.table.counts.take()
+    /// Returns the decisions that were counted in the shard, which start again at 0, and `true` if they are recent.
+    pub(crate) fn take_counts(&mut self) -> (ShardCounts, bool) {
+        self.table.take_counts(self.now)
     }
 
     /// Lets the next decisions in the shard only be counted. See [`MemoryStore::charge_often`].
     pub(crate) fn set_busy(&mut self) {
-        self.table.counts.set_busy(self.now);
+        self.table.shard_clock.set_busy(self.now);
     }
 
     /// Decides the charge. Returns the outcome and the instant of the decision.
@@ -174,7 +178,7 @@ impl MemoryStore {
         let now = table.shard_clock.advance(&inner.time, read);
         let sweep = table.shard_clock.sweep_is_due();
         if !sweep
-            && (!counts || table.counts.is_busy(now))
+            && (!counts || table.shard_clock.is_busy(now))
             && let Some(state) = table.find_often(id)
             && let Some(outcome) = algorithm::step_often(limit, state, now, cost, excess)
         {
@@ -186,10 +190,13 @@ impl MemoryStore {
         Err(LockedCell { inner, table, now, sweep })
     }
 
-    /// Calls `each` with the counts of each shard, which start again at 0. The shard is locked meanwhile.
-    pub(crate) fn take_counts(&self, mut each: impl FnMut(ShardCounts)) {
+    /// Calls `each` with the counts of each shard, which start again at 0, and `true` if they are recent. The shard is
+    /// locked meanwhile.
+    pub(crate) fn take_counts(&self, mut each: impl FnMut((ShardCounts, bool))) {
+        let now = self.now();
         for shard in self.shards.get().into_iter().flat_map(|shards| &shards.cells) {
-            each(shard.0.lock().counts.take());
+            let mut table = shard.0.lock();
+            each(table.take_counts(now));
         }
     }
 

@@ -170,12 +170,21 @@ struct Padded<T>(T);
 const _: () = assert!(MAX_KEYS / MAX_SHARDS < 1 << 30);
 
 /// The time of the last decision in a shard, and a counter for sweeps.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct ShardClock {
     /// The instant of the latest decision in this shard, in microseconds.
     latest: u64,
     /// The number of decisions in this shard, wrapping.
     decisions: u32,
+    /// The number of the period in which decisions need only be counted, because there is too much traffic to record
+    /// every key.
+    busy_period: u32,
+}
+
+impl Default for ShardClock {
+    fn default() -> Self {
+        Self { latest: 0, decisions: 0, busy_period: Self::NEVER_BUSY }
+    }
 }
 
 /// The clock of the store. The default clock is called directly, any other through a pointer.
