@@ -355,7 +355,7 @@ impl Evaluator {
         let decision = decide(limit, outcome, false);
         let event = if decision.allowed { Event::Allowed } else { Event::Denied };
         if let Some(weight) = counters.add(limit.stats_index, event, now) {
-            self.meter.look((limit.stats_index, event), key, now, weight + unsampled);
+            self.meter.look((limit.stats_index, event), key, now, weight.saturating_add(unsampled));
         }
         decision
     }
