@@ -41,6 +41,8 @@ pub(super) struct Evaluator {
     /// `true` if there is one direct, enforced limit with a fixed-size state and no thresholds: the fast path of
     /// `check`.
     is_single: bool,
+    /// `true` if all limits are enforced and have a fixed-size state, and there are no thresholds.
+    are_simple: bool,
     /// `true` if the decisions of the single limit are [counted in the store](crate::store::memory::ShardCounts). Only
     /// one evaluator of a store does that.
     counts_in_store: bool,
@@ -107,8 +109,8 @@ impl Evaluator {
         let limits: Box<[BoundLimit]> = policies.limit_entries().iter().map(bind).collect();
         let direct = policies.direct();
         let thresholds = ThresholdWatch::new(&policies, reporter.as_ref());
-        let is_single = direct.is_some()
-            && matches!(&*limits, [limit] if is_simple(limit, thresholds.as_deref()));
+        let are_simple = limits.iter().all(|limit| is_simple(limit, thresholds.as_deref()));
+        let is_single = are_simple && direct.is_some() && limits.len() == 1;
         Self {
             policies,
             meter,
@@ -117,6 +119,7 @@ impl Evaluator {
             limits,
             direct,
             is_single,
+            are_simple,
             counts_in_store: false,
             reporter,
             thresholds,
@@ -426,16 +429,31 @@ impl Evaluator {
             single.check_cost(cost, single.excess)?;
             return Ok(self.check_simple(single, key, cost));
         }
-        if let Some(direct) = &self.direct
-            && direct.len() <= FEW
-        {
-            let mut charges = ArrayVec::<_, FEW>::new();
-            for limit in &self.limits[direct.clone()] {
-                charges.push(ResolvedCharge::new(limit, key, cost, 0));
-            }
-            return self.check_charges(&charges);
+        if let Some(decision) = self.check_known(key, cost)? {
+            return Ok(decision);
         }
         self.with_key(key, cost, 0, |charges| self.check_charges(&charges))
+    }
+
+    /// Charges a key under several [simple](is_simple) limits of one policy. Returns `None`, and charges nothing, if
+    /// the limits are others, or if [`MemoryStore::charge_known`] does not decide. Builds no lists of charges.
+    #[inline]
+    fn check_known(&self, key: KeyRef<'_>, cost: u64) -> Result<Option<Decision>, CostError> {
+        let Some(direct) = self.direct.clone().filter(|_| self.are_simple) else { return Ok(None) };
+        let limits = &self.limits[direct];
+        limits.iter().try_for_each(|limit| limit.check_cost(cost, limit.excess))?;
+        let hash = self.memory.hash(key);
+        let slots = limits.iter().map(|limit| ResolvedCharge::new(limit, key, cost, 0).slot(hash));
+        let (mut place, mut tightest) = (0, None::<(usize, Outcome)>);
+        let charged = self.current_memory().charge_known(slots, |outcome| {
+            if tightest.is_none_or(|(_, other)| outcome.is_tighter_than(&other)) {
+                tightest = Some((place, outcome));
+            }
+            place += 1;
+        });
+        let (Some(now), Some((place, outcome))) = (charged, tightest) else { return Ok(None) };
+        let charge = (key, cost);
+        Ok(Some(self.record_single(self.meter.tally(), &limits[place], charge, outcome, now)))
     }
 
     /// Charges a request in memory, all or nothing, as if it had this cost.

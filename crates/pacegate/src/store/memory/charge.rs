@@ -242,7 +242,7 @@ impl MemoryStore {
     }
 
     /// Decides up to [`FEW`] enforced slots of one request, all or nothing. Adds their outcomes to `outcomes`, and
-    /// returns the instant of the decision. Faster than [`MemoryStore::charge_all`] if it admits a known key.
+    /// returns the instant of the decision. After a denial, the outcomes of the other slots are those of an admission.
     #[inline]
     pub(crate) fn charge_few(
         &self,
@@ -256,13 +256,66 @@ impl MemoryStore {
             outcomes.push(outcome);
             return now;
         }
-        if let Some(now) = self.shards().charge_known_key(slots, outcomes) {
+        if let Some(now) =
+            self.charge_known(slots.iter().copied(), |outcome| outcomes.push(outcome))
+        {
             return now;
         }
         let (all, now) = self.charge_all(slots);
         outcomes.clear();
         outcomes.extend(all.iter().copied());
         now
+    }
+
+    /// Does the same as [`MemoryStore::charge_few`] for slots of one shard that have different known cells and need
+    /// not be recorded after a denial. Calls `each` with their outcomes. Otherwise changes no cell, and returns `None`.
+    ///
+    /// Nothing has to be undone: the new states are stored only after all of them are known.
+    #[inline(always)]
+    pub(crate) fn charge_known<'a>(
+        &self,
+        slots: impl Iterator<Item = Slot<'a>>,
+        mut each: impl FnMut(Outcome),
+    ) -> Option<u64> {
+        let inner = self.shards();
+        let mut slots = slots.peekable();
+        let shard = slots.peek()?.id.shard(inner.cells.len());
+        let read = inner.time.now();
+        let mut table = inner.cells[shard].0.lock();
+        let now = table.shard_clock.advance(&inner.time, read);
+        let mut states = ArrayVec::<(usize, State), FEW>::new();
+        let (mut is_admitted, mut is_recorded) = (true, false);
+        for slot in slots {
+            if slot.id.shard(inner.cells.len()) != shard || slot.limit.algorithm().keeps_log() {
+                return None;
+            }
+            let place = table.find(slot.id)?;
+            if states.is_full() || states.iter().any(|(other, _)| *other == place) {
+                return None;
+            }
+            let mut state = table.state(place);
+            let Slot { limit, cost, excess, .. } = slot;
+            let outcome = match algorithm::step_often(limit, &mut state, now, cost, excess) {
+                Some(outcome) => outcome,
+                None => algorithm::charge(limit, &mut state, now, cost, excess).0,
+            };
+            is_admitted &= outcome.is_admitted();
+            is_recorded |= excess.is_recorded();
+            states.push((place, state));
+            each(outcome);
+        }
+        if !is_admitted && is_recorded {
+            return None;
+        }
+        for (place, state) in states.into_iter().filter(|_| is_admitted) {
+            *table.state_mut(place) = state;
+        }
+        let sweep = table.shard_clock.sweep_is_due();
+        drop(table);
+        if sweep {
+            inner.sweep();
+        }
+        Some(now)
     }
 
     /// Decides the slots of one request, all or nothing. Returns the outcomes and the instant of the decision.
@@ -357,52 +410,6 @@ impl Shards {
             Some(state) => algorithm::charge(slot.limit, state, now, slot.cost, slot.excess).0,
             None => self.charge_new(table, slot, now),
         }
-    }
-
-    /// Charges slots of one shard if all of them have different known cells and fit. Otherwise changes no cell, and
-    /// returns `None`.
-    ///
-    /// Nothing has to be undone: the new states are stored only after all of them are known.
-    fn charge_known_key(
-        &self,
-        slots: &[Slot<'_>],
-        outcomes: &mut ArrayVec<Outcome, FEW>,
-    ) -> Option<u64> {
-        let shard = slots.first()?.id.shard(self.cells.len());
-        for (place, slot) in slots.iter().enumerate() {
-            let is_elsewhere = slot.id.shard(self.cells.len()) != shard;
-            let is_repeated = || slots[..place].iter().any(|other| other.id == slot.id);
-            if is_elsewhere || slot.limit.algorithm().keeps_log() || is_repeated() {
-                return None;
-            }
-        }
-        let read = self.time.now();
-        let mut table = self.cells[shard].0.lock();
-        let now = table.shard_clock.advance(&self.time, read);
-        let mut states = ArrayVec::<(usize, State), FEW>::new();
-        for slot in slots {
-            let place = table.find(slot.id)?;
-            let mut state = table.state(place);
-            let Slot { limit, cost, excess, .. } = *slot;
-            let outcome = match algorithm::step_often(limit, &mut state, now, cost, excess) {
-                Some(outcome) => outcome,
-                None => algorithm::charge(limit, &mut state, now, cost, excess).0,
-            };
-            if !outcome.is_admitted() {
-                return None;
-            }
-            states.push((place, state));
-            outcomes.push(outcome);
-        }
-        for (place, state) in states {
-            *table.state_mut(place) = state;
-        }
-        let sweep = table.shard_clock.sweep_is_due();
-        drop(table);
-        if sweep {
-            self.sweep();
-        }
-        Some(now)
     }
 
     /// Decides a charge to a key that has no cell.
@@ -603,6 +610,77 @@ impl Shard<'_> {
         match self {
             Self::Cells(table) => &mut table.shard_clock,
             Self::Logs(logs) => &mut logs.shard_clock,
+        }
+    }
+}
+
+#[cfg(all(test, not(pacegate_loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Counter, KeyRef, ManualClock, PolicyName};
+
+    const LIMITS: [&str; 4] = ["5/minute", "7/hour", "3/second burst 4", "6/minute sliding-window"];
+
+    /// One request: limits as bits, key, cost, excess, and milliseconds since the request before.
+    fn request() -> impl Strategy<Value = (u8, u8, u64, Excess, u64)> {
+        let excess = prop_oneof![4 => Just(Excess::Reject), 1 => Just(Excess::Debt { max: 3 })];
+        (1..16_u8, 0..2_u8, 0..4_u64, excess, prop_oneof![0..300_u64, 0..90_000_u64])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        /// The short way for a few slots decides and charges as the general one.
+        #[test]
+        fn a_few_slots_are_charged_like_any_number(
+            requests in prop::collection::vec(request(), 1..40),
+        ) {
+            let limits = LIMITS.map(|text| text.parse::<Limit>().unwrap());
+            let clock = ManualClock::new();
+            let stores = [(); 2].map(|()| MemoryStore::new(100, clock.clone()));
+            for (chosen, key, cost, excess, later) in requests {
+                clock.advance(Duration::from_millis(later));
+                let chosen: Vec<&Limit> = limits
+                    .iter()
+                    .enumerate()
+                    .filter(|(place, _)| chosen >> place & 1 == 1)
+                    .map(|(_, limit)| limit)
+                    .collect();
+                let charge = |store: &MemoryStore, is_short: bool| {
+                    let scope = |limit| store.scope(PolicyName::DEFAULT, Counter::Limit, limit);
+                    let scopes: Vec<Scope> = chosen.iter().copied().map(scope).collect();
+                    let key = [key];
+                    let slots: Vec<Slot<'_>> = chosen
+                        .iter()
+                        .zip(&scopes)
+                        .map(|(limit, scope)| {
+                            let id = store.identity(scope, KeyRef::new(&key));
+                            let excess = excess.under(limit);
+                            Slot { scope, id, limit, cost, permit: 0, enforced: true, excess }
+                        })
+                        .collect();
+                    let mut few = ArrayVec::new();
+                    if is_short {
+                        store.charge_few(&slots, &mut few);
+                        few.to_vec()
+                    } else {
+                        store.charge_all(&slots).0.to_vec()
+                    }
+                };
+                let (short, long) = (charge(&stores[0], true), charge(&stores[1], false));
+                let is_admitted = long.iter().all(Outcome::is_admitted);
+                for (short, long) in short.iter().zip(&long) {
+                    prop_assert_eq!(short.is_admitted(), long.is_admitted());
+                    // After a denial, only the outcomes of the limits that deny count.
+                    if is_admitted || !long.is_admitted() {
+                        prop_assert_eq!(short, long);
+                    }
+                }
+            }
         }
     }
 }
