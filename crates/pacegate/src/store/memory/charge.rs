@@ -55,11 +55,19 @@ impl Table {
     /// Returns the state of a key just after a charge.
     #[inline]
     fn charged(&mut self, slot: &Slot<'_>, outcome: &Outcome, now: u64) -> ChargedState {
-        let Some(place) = self.find(slot.id) else { return ChargedState::at(now) };
+        match self.find(slot.id) {
+            Some(place) => self.marked(slot, outcome, self.state(place)),
+            None => ChargedState::at(now),
+        }
+    }
+
+    /// Adds the mark that a reservation of a bucket needs.
+    #[inline]
+    fn marked(&mut self, slot: &Slot<'_>, outcome: &Outcome, state: State) -> ChargedState {
         let is_taken = outcome.is_admitted() && slot.cost > 0;
         let is_marked = is_taken && slot.limit.algorithm() == Algorithm::TokenBucket;
         let mark = is_marked.then(|| self.mark_returns(slot.id));
-        ChargedState { state: self.state(place), mark }
+        ChargedState { state, mark }
     }
 }
 
@@ -392,8 +400,18 @@ impl MemoryStore {
         let mut table = inner.cells_of(slot.id).lock();
         let now = table.shard_clock.advance(&inner.time, read);
         let sweep = table.shard_clock.sweep_is_due();
-        let outcome = inner.charge_alone(&mut table, slot, now);
-        let charged = table.charged(slot, &outcome, now);
+        let often = match table.find_often(slot.id) {
+            Some(state) => algorithm::step_often(slot.limit, state, now, slot.cost, slot.excess)
+                .map(|outcome| (outcome, *state)),
+            None => None,
+        };
+        let (outcome, charged) = match often {
+            Some((outcome, state)) => (outcome, table.marked(slot, &outcome, state)),
+            None => {
+                let outcome = inner.charge_alone(&mut table, slot, now);
+                (outcome, table.charged(slot, &outcome, now))
+            }
+        };
         drop(table);
         if sweep {
             inner.sweep();
