@@ -126,7 +126,7 @@ fn at_once(ask: impl Fn() -> io::Result<usize> + Sync) -> io::Result<f64> {
 /// Sends a request; returns the status and the body of the response.
 fn post(stream: &mut TcpStream, path: &str, body: &str) -> io::Result<(u16, String)> {
     let request = format!(
-        "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n\
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     );
