@@ -29,6 +29,8 @@ pub struct Ledger {
     changes: Vec<(u64, Region, usize)>,
     /// When a region lost data, or was ruled by another clock.
     disturbances: Vec<(u64, Region)>,
+    /// When all keys of a region were lost.
+    losses: Vec<(u64, Region)>,
     /// When a server reset a key.
     resets: Vec<u64>,
     /// Times that the clock of a server showed then.
@@ -37,8 +39,25 @@ pub struct Ledger {
     last_region: Region,
     /// Masters that a sentinel has replaced by another, and when.
     replaced: BTreeMap<usize, u64>,
-    /// Commands that such a master ran too long after that: the host, the server and when.
-    misled: Vec<(usize, usize, u64)>,
+    /// Replicas that became the master that sentinels watch, and when.
+    promotions: Vec<(u64, usize)>,
+    /// The number of promotions until the last one that a host has certainly heard of.
+    heard: BTreeMap<usize, usize>,
+    /// When hosts used, or tried to use, an old master: the host, the server and when.
+    misled: Vec<Misled>,
+}
+
+/// The use of an old master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Misled {
+    /// The host.
+    pub host: usize,
+    /// The old master.
+    pub server: usize,
+    /// When.
+    pub at: u64,
+    /// True if the host had certainly heard of a later master before.
+    pub is_return: bool,
 }
 
 /// A lineage, and the number of commands before a point of it.
@@ -79,10 +98,13 @@ impl Default for Ledger {
             current: BTreeMap::new(),
             changes: Vec::new(),
             disturbances: Vec::new(),
+            losses: Vec::new(),
             resets: Vec::new(),
             reset_times: BTreeSet::new(),
             last_region: 0,
             replaced: BTreeMap::new(),
+            promotions: Vec::new(),
+            heard: BTreeMap::new(),
             misled: Vec::new(),
         }
     }
@@ -91,6 +113,9 @@ impl Default for Ledger {
 /// Time in which a host leaves a master after a sentinel has named another: it asks every 250 ms, and an answer takes
 /// several round trips.
 const LEAVE_TIME: u64 = 600_000;
+
+/// Maximum age of the answer of a sentinel when a host connects to the master that it names.
+const ANSWER_AGE: u64 = 350_000;
 
 impl Ledger {
     /// Sets the regions that have counters.
@@ -112,7 +137,7 @@ impl Ledger {
     pub fn serve(&mut self, shown: u64, at: u64, host: usize, server: usize, region: Region) {
         self.last_region = region;
         if self.replaced.get(&server).is_some_and(|replaced| at > replaced + LEAVE_TIME) {
-            self.misled.push((host, server, at));
+            self.misled.push(Misled { host, server, at, is_return: false });
         }
         let (lineage, resets) = (self.lineage(server, region), self.resets.len());
         self.shown.entry(shown).or_default().push(self.served.len());
@@ -120,15 +145,42 @@ impl Ledger {
         self.served.push(Served { at, shown, commands, host, region, lineage, resets });
     }
 
-    /// Records that a sentinel has named another master.
-    pub fn replace(&mut self, at: u64, old: usize, new: usize) {
-        self.replaced.entry(old).or_insert(at);
-        self.replaced.remove(&new);
+    /// Records that a replica has become the master that sentinels watch.
+    pub fn promote(&mut self, at: u64, server: usize) {
+        self.promotions.push((at, server));
+        self.replaced.remove(&server);
     }
 
-    /// Returns the commands that a host sent to an old master although a sentinel had named another: the host, the
-    /// server and when.
-    pub fn misled(&self) -> &[(usize, usize, u64)] {
+    /// Records that a sentinel has named another master.
+    pub fn replace(&mut self, at: u64, old: usize) {
+        self.replaced.entry(old).or_insert(at);
+    }
+
+    /// Records that a host connects to the server that sentinels named.
+    pub fn connect(&mut self, at: u64, host: usize, server: usize) {
+        // A failover starts only when all sentinels know of the one before.
+        let named_at = at.saturating_sub(ANSWER_AGE);
+        let heard = self.promotions_until(named_at, server);
+        let heard = heard.max(self.heard.get(&host).copied().unwrap_or(0));
+        self.heard.insert(host, heard);
+        if self.promotions_until(at, server) < heard {
+            self.misled.push(Misled { host, server, at, is_return: true });
+        }
+    }
+
+    /// Returns the number of promotions until the last one of a server before a time. 0: none.
+    fn promotions_until(&self, at: u64, server: usize) -> usize {
+        let is_meant = |promotion: &(u64, usize)| promotion.0 <= at && promotion.1 == server;
+        self.promotions.iter().rposition(is_meant).map_or(0, |place| place + 1)
+    }
+
+    /// Records that a host has lost what it had heard.
+    pub fn forget(&mut self, host: usize) {
+        self.heard.remove(&host);
+    }
+
+    /// Returns when hosts used, or tried to use, an old master.
+    pub fn misled(&self) -> &[Misled] {
         &self.misled
     }
 
@@ -154,6 +206,16 @@ impl Ledger {
         self.current.insert((server, region), lineage);
         self.changes.push((at, region, lineage));
         self.disturbances.push((at, region));
+    }
+
+    /// Records that all keys of a region were lost.
+    pub fn lose(&mut self, at: u64, region: Region) {
+        self.losses.push((at, region));
+    }
+
+    /// Returns when all keys of a region were lost.
+    pub fn losses(&self, region: Region) -> impl Iterator<Item = u64> {
+        self.losses.iter().filter(move |it| it.1 == region).map(|it| it.0)
     }
 
     /// Records that a part of a region is ruled by another clock.

@@ -69,8 +69,7 @@ pub struct Scenario {
     pub with_lost_permits: bool,
     /// Whether the deny cache is on.
     pub with_deny_cache: bool,
-    /// Virtual microseconds after which clients and faults stop. Drawn last, so that a change leaves everything before
-    /// the end as it was.
+    /// Virtual microseconds after which clients and faults stop. A change leaves everything before the end as it was.
     pub end: u64,
 }
 
@@ -162,7 +161,7 @@ impl Scenario {
             4 if is_cluster => vec![FaultKind::Migration],
             _ => kinds.into_iter().filter(|_| random.one_in(3)).collect(),
         };
-        Self {
+        let scenario = Self {
             topology,
             with_skew: topology != Topology::One && random.one_in(2),
             with_resets: random.one_in(6),
@@ -186,6 +185,24 @@ impl Scenario {
             with_parts: random.one_in(5),
             with_lost_permits: random.one_in(3),
             end: random.pick(&[3_000_000, 6_000_000, 12_000_000]),
+        };
+        let moves_slots = is_cluster && random.one_in(3);
+        if moves_slots { scenario.moving_slots(random) } else { scenario }
+    }
+
+    /// Returns a scenario in which slots move nearly all the time, while each host sends batches with checks and
+    /// reservations of the same keys.
+    fn moving_slots(self, random: &mut Random) -> Self {
+        Self {
+            hosts: random.between(1, 2) as usize,
+            clients: random.between(8, 16) as usize,
+            deadline: Duration::from_millis(random.pick(&[100, 250])),
+            delay: random.pick(&[(0, 1), (0, 3), (1, 2)]),
+            pause: random.pick(&[5, 20]),
+            faults: vec![FaultKind::Migration],
+            fault_interval: 100,
+            with_reservations: random.one_in(2),
+            ..self
         }
     }
 

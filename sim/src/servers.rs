@@ -105,6 +105,10 @@ impl Servers {
         0..self.nodes
     }
 
+    pub(crate) fn has_sentinels(&self) -> bool {
+        self.sentinels > 0
+    }
+
     /// Returns the sentinels.
     pub(crate) fn sentinels(&self) -> Range<usize> {
         self.nodes..self.count()

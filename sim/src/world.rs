@@ -264,6 +264,15 @@ impl World {
         self.regions_of(master).into_iter().for_each(|region| self.branch(master, region, None));
     }
 
+    /// Records that a master lost all of its keys.
+    pub(crate) fn lose_keys(&self, master: usize) {
+        let (now, regions) = (self.time.now(), self.regions_of(master));
+        self.network.with_ledger(|ledger| {
+            regions.into_iter().for_each(|region| ledger.lose(now, region));
+        });
+        self.start_lineage(master);
+    }
+
     /// Returns the clocks of the servers with Redis. Servers may share one.
     pub(crate) fn server_clocks(&self) -> Vec<MachineClock> {
         let nodes = if self.scenario.with_skew { self.servers.nodes() } else { 0..1 };

@@ -14,6 +14,7 @@ mod rates;
 #[cfg(feature = "servers")]
 pub mod servers;
 mod several;
+mod slots;
 mod up_to;
 
 pub use conformance::{Subject, conformance, follow_calendar_histories, follow_histories};
@@ -21,3 +22,4 @@ pub use crossings::Crossing;
 pub use history::{History, Op};
 pub use model::{Answer, Model, ReservedUnits};
 pub use random::Random;
+pub use slots::{SLOTS, slot_of};

@@ -7,8 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pacegate_testkit::servers::{
-    Certificates, Client, Cluster, Flavor, Proxy, Reply, Sentinels, Server, eventually,
+use pacegate_testkit::{
+    servers::{Certificates, Client, Cluster, Flavor, Proxy, Reply, Sentinels, Server, eventually},
+    slot_of,
 };
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -85,7 +86,7 @@ fn a_server_with_tls_rejects_plain_connections() {
 fn a_cluster_moves_a_slot_and_survives_a_master() {
     for_each_flavor(|flavor| {
         let mut cluster = Cluster::start(flavor, 3, 1);
-        let slot = Cluster::slot_of(b"{tag}");
+        let slot = slot_of(b"{tag}");
         let (from, to) = (cluster.owner(slot), (cluster.owner(slot) + 1) % 3);
         for number in 0..5 {
             cluster.nodes()[from].command(&["SET", &format!("{{tag}}{number}"), "x"]);

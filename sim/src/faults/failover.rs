@@ -37,7 +37,7 @@ impl Fault {
         let server = claim.master();
         let with_others = self.random.one_in(2);
         self.restart_with(server, Keyspace::default(), with_others, |world| {
-            world.start_lineage(server);
+            world.lose_keys(server);
         })
         .await;
     }
@@ -157,7 +157,7 @@ impl Fault {
     /// Makes an old master a replica, some time after it was replaced.
     async fn retire(&mut self, old: usize, new: usize, cause: Cause) {
         let world = &self.world;
-        let has_sentinels = !world.servers.sentinels().is_empty();
+        let has_sentinels = world.servers.has_sentinels();
         let unaware = match cause {
             Cause::Crash => {
                 sleep(self.lasts).await;
@@ -198,6 +198,9 @@ impl World {
         for (region, origin) in origins {
             self.branch(new, region, Some(origin).filter(|_| !self.scenario.with_skew));
         }
+        if self.servers.has_sentinels() {
+            self.network.with_ledger(|ledger| ledger.promote(self.time.now(), new));
+        }
     }
 
     /// Replaces `old` by `new` in the slots that a node of a cluster knows.
@@ -208,15 +211,26 @@ impl World {
     }
 }
 
-/// A sentinel learns that a node has become the master, and some time later that the failover is complete.
+/// A sentinel learns that a node has become the master, and some time later that the failover is complete. Meanwhile,
+/// it may stop, so that hosts can ask only those that do not know of it yet.
 async fn announce(world: World, sentinel: usize, (old, new): (usize, usize), mut random: Random) {
     let address = world.network.address(new);
     sleep(Duration::from_millis(random.below(1_000))).await;
     world.network.with_sentinel(sentinel, |it| it.promoted = Some(address.clone()));
-    world.network.with_ledger(|ledger| ledger.replace(world.time.now(), old, new));
+    let stops = random.one_in(2);
+    if stops {
+        sleep(Duration::from_millis(random.below(600))).await;
+        world.network.set_down(sentinel, true);
+    } else {
+        world.network.with_ledger(|ledger| ledger.replace(world.time.now(), old));
+    }
     sleep(Duration::from_millis(random.below(300))).await;
     world.network.with_sentinel(sentinel, |it| {
         (it.master, it.promoted) = (address, None);
         it.epoch += 1;
     });
+    if stops {
+        sleep(Duration::from_millis(random.below(1_000))).await;
+        world.network.set_down(sentinel, false);
+    }
 }

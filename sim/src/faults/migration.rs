@@ -13,14 +13,14 @@ impl Fault {
         let slot = self.random.pick(&regions);
         let servers = &self.world.servers;
         let owner = (0..servers.groups()).find(|&group| self.owns(servers.master(group), slot));
-        let (Some(owner), false) = (owner, owner == Some(self.group)) else { return };
-        let (Some(from), Some(to)) = (servers.claim(owner), servers.claim(self.group)) else {
-            return;
-        };
+        let Some(owner) = owner else { return };
+        let others = servers.groups() as u64 - 1;
+        let target = (owner + 1 + self.random.below(others) as usize) % servers.groups();
+        let (Some(from), Some(to)) = (servers.claim(owner), servers.claim(target)) else { return };
         let (from, to) = (from.master(), to.master());
         self.world.trace.event(format_args!("slot {slot} moves from node {from} to {to}"));
         self.start_move(slot, from, to);
-        let pause = self.random.pick(&[1, 5, 30, 150]);
+        let pause = self.random.pick(&[1, 5, 30, 150, 400]);
         self.move_keys(slot, (from, to), pause).await;
         self.end_move(slot, from, to).await;
     }

@@ -159,12 +159,14 @@ impl Fault {
         self.random.below(2 * most) as i64 - most as i64
     }
 
-    /// Records that the clock of the master has stepped, which other masters may share.
+    /// Records that the clock of the master has stepped, which other nodes may share. An old master may still be used.
     fn disturb_clock(&self) {
-        let masters = match self.world.scenario.with_skew {
+        let servers = &self.world.servers;
+        let nodes = match self.world.scenario.with_skew {
             true => vec![self.master()],
-            false => self.world.servers.masters(),
+            // The last lineage of a region is that of its master.
+            false => servers.nodes().chain(servers.masters()).collect(),
         };
-        masters.into_iter().for_each(|master| self.world.start_lineage(master));
+        nodes.into_iter().for_each(|node| self.world.start_lineage(node));
     }
 }

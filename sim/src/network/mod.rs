@@ -229,6 +229,7 @@ impl Network {
     /// Breaks the connections of a host that has crashed.
     pub fn crash(&self, host: usize) {
         self.connections(|it| it.host == host).iter().for_each(|connection| self.reset(connection));
+        self.with_ledger(|ledger| ledger.forget(host));
     }
 
     fn reset(&self, connection: &Connection) {
@@ -261,6 +262,7 @@ impl Network {
             servers.iter().position(|server| server.address.0 == name)
         };
         let server = server.ok_or(io::ErrorKind::HostUnreachable)?;
+        self.record_connect(host, server);
         sleep(self.delay(host, server)).await;
         let give_up = Instant::now() + REPLY_TIMEOUT;
         for direction in [Direction::Up, Direction::Down] {
@@ -287,6 +289,14 @@ impl Network {
         });
         tokio::spawn(carry_down(self.clone(), connection.clone()));
         Ok(SimulatedStream::new(self.clone(), connection))
+    }
+
+    /// Records that a host connects to a server with Redis.
+    fn record_connect(&self, host: usize, server: usize) {
+        let state = &mut *self.shared.state.lock();
+        if let Program::Redis(_) = state.servers[server].program {
+            state.ledger.connect(self.shared.time.now(), host, server);
+        }
     }
 
     /// Waits until a direction is open. Returns `false` if it is not before `until`.

@@ -27,7 +27,7 @@ use places::{Place, Segment};
 
 use crate::{
     history::{Answer, Check, Events, Kind, Update},
-    ledger::Region,
+    ledger::{Misled, Region},
     scenario::{FaultKind, PolicyChoice, Topology},
     world::World,
 };
@@ -76,6 +76,8 @@ struct Judge<'a> {
     decided_ids: BTreeSet<u64>,
     /// Virtual times at which a region lost data or was ruled by another clock.
     disturbances: BTreeMap<Region, Vec<u64>>,
+    /// Virtual times at which a region lost all of its keys.
+    losses: BTreeMap<Region, Vec<u64>>,
     /// Virtual times at which the server reset a key.
     resets: Vec<u64>,
     /// Units of requests in several regions that were charged and returned, because another region denied or failed.
@@ -97,13 +99,19 @@ const DENY_CACHE_AGE: u64 = 1_300_000;
 
 /// Returns the promises that a history breaks.
 pub(crate) fn judge(world: &World, events: &Events) -> Vec<String> {
-    let (disturbances, resets) = world.network.with_ledger(|ledger| {
-        let of = |&region: &Region| (region, ledger.disturbances(region));
-        (ledger.regions().iter().map(of).collect(), ledger.resets().to_vec())
+    let mut judge = world.network.with_ledger(|ledger| {
+        let regions = || ledger.regions().iter().copied();
+        Judge {
+            world,
+            events,
+            decided: Vec::new(),
+            decided_ids: BTreeSet::new(),
+            disturbances: regions().map(|it| (it, ledger.disturbances(it))).collect(),
+            losses: regions().map(|it| (it, ledger.losses(it).collect())).collect(),
+            resets: ledger.resets().to_vec(),
+            compensations: Vec::new(),
+        }
     });
-    let (decided, decided_ids, compensations) = (Vec::new(), BTreeSet::new(), Vec::new());
-    let mut judge =
-        Judge { world, events, decided, decided_ids, disturbances, resets, compensations };
     judge.compensations = judge.compensated();
     judge.decided = judge.decide();
     judge.decided_ids = judge.decided.iter().filter_map(|it| it.check.id).collect();
@@ -197,15 +205,17 @@ impl<'a> Judge<'a> {
         Some(format!("a failure mode decided without a fault: {found:?}"))
     }
 
-    /// Checks that hosts that can reach the sentinels leave an old master soon.
+    /// Checks that hosts that can reach the sentinels leave an old master soon, and that none returns to it.
     fn misled_hosts(&self) -> Option<String> {
         use FaultKind::{Crash, Cut, Freeze, HalfOpen, Partition, Restart, SlowPath};
         let faults = &self.world.scenario.faults;
         let cut_off = [Crash, Cut, Freeze, HalfOpen, Partition, Restart, SlowPath];
         let is_reachable = !faults.iter().any(|kind| cut_off.contains(kind));
-        let misled = self.world.network.with_ledger(|ledger| ledger.misled().first().copied());
-        let (host, server, at) = misled.filter(|_| is_reachable)?;
-        Some(format!("host {host} used node {server}, an old master, after {at} µs"))
+        let is_wrong = |misled: &&Misled| is_reachable || misled.is_return;
+        let misled =
+            self.world.network.with_ledger(|ledger| ledger.misled().iter().find(is_wrong).copied());
+        let Misled { host, server, at, .. } = misled?;
+        Some(format!("host {host} used node {server}, an old master, at {at} µs"))
     }
 
     /// Checks that no lease pays for the first request of a host under a limit: it would be a lease of another limit.

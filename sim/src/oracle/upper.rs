@@ -88,13 +88,14 @@ impl Judge<'_> {
                 continue;
             }
             let renewed = it.check.renewed.filter(|_| holds_permits);
-            let &Place { at, first, ran, .. } = it.place(counter);
+            let &Place { at, first, ran, is_ambiguous, .. } = it.place(counter);
+            let ended = if is_ambiguous { it.check.ended } else { 0 };
             charged.push(Charged {
                 index: it.index,
                 units: it.answer.units,
                 at: at.max(renewed.map_or(0, |at| self.latest(ran, at))),
                 first,
-                last: ran.max(renewed.unwrap_or(0)),
+                last: ran.max(renewed.unwrap_or(0)).max(ended),
                 returned: it.check.returned.filter(|_| holds_permits),
             });
         }
@@ -178,12 +179,15 @@ impl Judge<'_> {
         may_count_twice || check.id.is_none_or(|id| !self.decided_ids.contains(&id))
     }
 
-    /// Returns the start of the last reset of a counter that was certainly over before a time.
+    /// Returns when a counter was last certainly unused, before a time: the start of a reset, or a loss of all keys.
+    /// The data of the server never goes back behind such a loss, but it may behind a reset.
     fn cleared(&self, counter: &Counter<'_>, before: u64) -> Option<u64> {
         let resets = self.events.resets.iter().filter(|it| counter.is_changed_by(it));
         let certain = resets.filter(|it| it.is_certain && it.ended < before);
         let is_undisturbed = self.disturbances[&counter.region].is_empty();
-        certain.map(|it| it.started).max().filter(|_| is_undisturbed)
+        let reset = certain.map(|it| it.started).max().filter(|_| is_undisturbed);
+        let loss = self.losses[&counter.region].iter().copied().filter(|&at| at < before).max();
+        reset.max(loss)
     }
 
     /// Returns the time for which a charge counts.

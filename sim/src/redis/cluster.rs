@@ -2,8 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Number of slots.
-pub const SLOTS: usize = 16_384;
+use pacegate_testkit::{SLOTS, slot_of};
 
 /// The view of one node.
 #[derive(Clone, Debug)]
@@ -130,24 +129,4 @@ impl ClusterView {
     pub(super) fn address(&self, node: usize) -> &(String, u16) {
         &self.addresses[node]
     }
-}
-
-/// Returns the slot of a key: of the part between its first braces if that is not empty, else of the whole key.
-pub fn slot_of(key: &[u8]) -> u16 {
-    let tag = || {
-        let open = key.iter().position(|&byte| byte == b'{')?;
-        let rest = &key[open + 1..];
-        let close = rest.iter().position(|&byte| byte == b'}')?;
-        Some(&rest[..close]).filter(|tag| !tag.is_empty())
-    };
-    crc16(tag().unwrap_or(key)) % SLOTS as u16
-}
-
-/// Computes CRC-16/XMODEM, as in the cluster specification.
-fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, &byte| {
-        (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
-            (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 }
-        })
-    })
 }

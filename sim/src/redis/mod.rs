@@ -12,6 +12,7 @@ pub mod sentinel;
 
 use std::sync::Arc;
 
+use pacegate_testkit::slot_of;
 use parking_lot::Mutex;
 
 use cluster::{Access, ClusterView};
@@ -78,7 +79,7 @@ impl Redis {
             return None;
         }
         let keys = keyspace::keys_of(std::str::from_utf8(&name).unwrap_or_default(), &args[1..]);
-        let slot = keys.first().map(|key| cluster::slot_of(key))?;
+        let slot = keys.first().map(|key| slot_of(key))?;
         Some(if self.cluster.is_some() { slot } else { 0 })
     }
 
@@ -105,7 +106,7 @@ impl Redis {
     /// Returns the keys of a slot.
     pub fn keys_in_slot(&self, slot: u16) -> Vec<Vec<u8>> {
         let keyspace = self.keyspace.lock();
-        let keys = keyspace.dump().map(|(key, ..)| key).filter(|key| cluster::slot_of(key) == slot);
+        let keys = keyspace.dump().map(|(key, ..)| key).filter(|key| slot_of(key) == slot);
         keys.map(<[u8]>::to_vec).collect()
     }
 

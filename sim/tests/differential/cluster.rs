@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use pacegate_sim::redis::{
-    Redis, Session,
-    cluster::{ClusterView, slot_of},
-    resp::Reply,
-};
+use pacegate_sim::redis::{Redis, Session, cluster::ClusterView, resp::Reply};
 use pacegate_testkit::{
     Random,
     servers::{Client, Cluster, Flavor, Reply as RealReply},
+    slot_of,
 };
 
 use crate::{START, assert_same, assert_same_state};

@@ -9,7 +9,10 @@ use std::{
 
 use pacegate::{Algorithm, Limit};
 use pacegate_redis::Layout;
-use pacegate_testkit::servers::{Client, Cluster, Reply, Server};
+use pacegate_testkit::{
+    servers::{Client, Cluster, Reply, Server},
+    slot_of,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Other {
@@ -207,7 +210,7 @@ impl<'a> Servers<'a> {
         match self {
             Self::One(client) => client,
             Self::Cluster(cluster, clients, places) => {
-                let slot = Cluster::slot_of(name.as_bytes());
+                let slot = slot_of(name.as_bytes());
                 &mut clients[*places.entry(slot).or_insert_with(|| cluster.owner(slot))]
             }
         }

@@ -1,9 +1,7 @@
 use super::{
     Flavor, Reply, Server, ServerOptions, options::OWN_USER, wait::SERVER_TIMEOUT, wait::eventually,
 };
-
-/// Number of slots of a cluster.
-const SLOTS: usize = 16_384;
+use crate::SLOTS;
 
 /// A cluster with all nodes on this machine, which ends when it is dropped.
 #[derive(Debug)]
@@ -70,18 +68,6 @@ impl Cluster {
     pub fn url(&self) -> String {
         let addresses: Vec<String> = self.nodes.iter().map(Server::address).collect();
         format!("redis+cluster://{}", addresses.join(","))
-    }
-
-    /// Returns the slot of a key. If the key has a nonempty part in braces, only the first such part is
-    /// hashed.
-    pub fn slot_of(key: &[u8]) -> u16 {
-        let tag = || {
-            let open = key.iter().position(|&byte| byte == b'{')?;
-            let rest = &key[open + 1..];
-            let close = rest.iter().position(|&byte| byte == b'}')?;
-            Some(&rest[..close]).filter(|tag| !tag.is_empty())
-        };
-        crc16(tag().unwrap_or(key)) % SLOTS as u16
     }
 
     /// Returns the index of the running [node](Self::nodes) that owns a slot, according to itself.
@@ -252,28 +238,4 @@ fn owner_port(node: &Server, slot: u16) -> Option<u16> {
 fn bytes(reply: &Reply) -> Vec<u8> {
     let Reply::Bulk(bytes) = reply else { panic!("not a byte string: {reply:?}") };
     bytes.clone()
-}
-
-/// Computes CRC-16/XMODEM, as in the cluster specification.
-fn crc16(bytes: &[u8]) -> u16 {
-    bytes.iter().fold(0, |crc, &byte| {
-        (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
-            (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 }
-        })
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_match_the_specification() {
-        assert_eq!(crc16(b"123456789"), 0x31C3);
-        assert_eq!(Cluster::slot_of(b"foo"), 12_182);
-        assert_eq!(Cluster::slot_of(b"{foo}.bar"), 12_182);
-        assert_eq!(Cluster::slot_of(b"a{foo}{bar}"), 12_182);
-        assert_eq!(Cluster::slot_of(b"foo{}"), crc16(b"foo{}") % 16_384);
-        assert_eq!(Cluster::slot_of(b"foo{{bar}}"), Cluster::slot_of(b"{bar"));
-    }
 }

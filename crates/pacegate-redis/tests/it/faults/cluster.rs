@@ -10,7 +10,10 @@ use std::{
 
 use pacegate::{Algorithm, Charge, Key, KeyRef, Limit, Store, StoreError, Update};
 use pacegate_redis::{Layout, RedisStore};
-use pacegate_testkit::servers::{Cluster, Flavor, Proxy, Reply, eventually};
+use pacegate_testkit::{
+    servers::{Cluster, Flavor, Proxy, Reply, eventually},
+    slot_of,
+};
 use tokio::time::timeout;
 
 use super::{DEADLINE, Limiters, RETURN, now};
@@ -24,7 +27,7 @@ const AMOUNT: u64 = 300;
 fn only_slot(cluster: &Cluster) -> u16 {
     let names = cluster.nodes().iter().map(|node| node.command(&["KEYS", "pg:*"]));
     let names: Vec<Reply> = names.flat_map(|names| names.items().to_vec()).collect();
-    Cluster::slot_of(names[0].text().as_bytes())
+    slot_of(names[0].text().as_bytes())
 }
 
 /// Returns the nth key in the migrating slot.
@@ -454,7 +457,7 @@ fn keys_are_emptied_while_their_slot_migrates() {
 fn a_shared_log_is_emptied_while_its_slot_migrates() {
     for flavor in Flavor::ALL {
         let cluster = Cluster::start(flavor, 3, 0);
-        let slot = Cluster::slot_of(b"sw:alice");
+        let slot = slot_of(b"sw:alice");
         let (owner, to) = (&cluster.nodes()[cluster.owner(slot)], (cluster.owner(slot) + 1) % 3);
         assert_eq!(owner.command(&["ZADD", "sw:alice", "1", "long ago"]).int(), 1);
         let runtime = two_threads();
