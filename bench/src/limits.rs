@@ -2,9 +2,13 @@
 //! each compared with a plain check of one limit.
 
 use std::{
+    collections::HashMap,
     hint::black_box,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use pacegate::{Charge, Limit, Limiter, Policy, PolicyName, PolicySet, Request, policy::Condition};
 
@@ -159,6 +163,7 @@ pub fn reservations(rounds: usize) -> Vec<Row> {
                 each("check", None, |key| plain.check(key).is_allowed()),
                 reserving("reserve or settle", &plain),
                 reserving("reserve or settle, token-bucket", &bucket),
+                reservation_floor(&plain),
             ];
             rows.extend(compare(&case, &candidates, &keys, threads, rounds));
         }
@@ -176,6 +181,22 @@ fn reserving<'a>(name: &str, limiter: &'a Limiter) -> Candidate<'a> {
         }
     };
     Candidate { bar: Some(MAX_RESERVATION), ..Candidate::new(name, check) }
+}
+
+/// The minimum for `reserve` and `settle`: each is a check, and the first adds an entry to a table under a lock, which
+/// the second removes.
+fn reservation_floor(limiter: &Limiter) -> Candidate<'_> {
+    let open = Mutex::new(HashMap::<u128, [u64; 4], foldhash::fast::FixedState>::default());
+    let next = AtomicU64::new(0);
+    Candidate::new("floor: a check and an entry", move |keys: &[String]| {
+        for key in keys.iter().step_by(2) {
+            let id = u128::from(next.fetch_add(1, Relaxed));
+            let reserved = limiter.check(key);
+            open.lock().insert(id, [reserved.remaining(); 4]);
+            black_box(open.lock().remove(&id));
+            black_box(limiter.check(key));
+        }
+    })
 }
 
 /// Measures limiters without keys: heap bytes, and nanoseconds to create and drop one.

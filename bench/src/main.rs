@@ -56,8 +56,8 @@ fn main() -> io::Result<()> {
     if let Some(subject) = http::asked_to_serve() {
         return http::serve(&subject);
     }
-    if service::asked_to_serve() {
-        return service::serve();
+    if let Some(server) = service::asked_to_serve() {
+        return server.serve();
     }
     let options = Options::new();
     let name = std::env::args().nth(1).unwrap_or_default();

@@ -24,7 +24,7 @@ use self::{
 };
 use crate::{Options, report::Row, row};
 
-pub use constant::{asked_to_serve, serve};
+pub use constant::asked_to_serve;
 
 const KEYS: u32 = 100_000;
 
@@ -114,14 +114,19 @@ fn resp(servers: &Servers, pipeline: usize) -> Vec<Subject> {
         (INCR, ask(&servers.redis, "INCR key:__rand_int__")),
         (SEED, ask(&servers.redis, &script)),
         (THROTTLECRAB, ask(&servers.throttlecrab.resp, THROTTLE)),
-        (CONSTANT, ask(&servers.constant, THROTTLE)),
+        (CONSTANT, ask(&servers.constant.resp, THROTTLE)),
     ]
 }
 
 fn two_workers(servers: &Servers) -> Vec<Subject> {
     let incr = Resp::new(&servers.redis, 16, "INCR key:__rand_int__");
     let throttle = Resp::new(&servers.two_workers.resp, 16, THROTTLE);
-    vec![("pacegate THROTTLE", Box::new(throttle)), (INCR, Box::new(incr))]
+    let constant = Resp::new(&servers.constant.two_workers, 16, THROTTLE);
+    vec![
+        ("pacegate THROTTLE", Box::new(throttle)),
+        (INCR, Box::new(incr)),
+        (CONSTANT, Box::new(constant)),
+    ]
 }
 
 fn http(servers: &Servers) -> Vec<Subject> {
@@ -129,7 +134,12 @@ fn http(servers: &Servers) -> Vec<Subject> {
     let ours = Http::new(&servers.pacegate.http, "/v1/check", body);
     let body = r#"{"key":"user@","max_burst":100,"count_per_period":60000,"period":60}"#;
     let theirs = Http::new(&servers.throttlecrab.http, "/throttle", body);
-    vec![("pacegate", Box::new(ours)), (THROTTLECRAB, Box::new(theirs))]
+    let constant = Http::new(&servers.constant.http, "/", body);
+    vec![
+        ("pacegate", Box::new(ours)),
+        (THROTTLECRAB, Box::new(theirs)),
+        (CONSTANT, Box::new(constant)),
+    ]
 }
 
 fn grpc(servers: &Servers) -> Vec<Subject> {

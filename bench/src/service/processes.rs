@@ -24,12 +24,18 @@ pub struct Servers {
     pub two_workers: Pacegate,
     pub throttlecrab: Throttlecrab,
     pub redis: Process,
-    /// A server that answers with a constant.
-    pub constant: Process,
+    pub constant: ConstantServers,
     /// Digest of the seed's script, which is loaded in Redis.
     pub script: String,
     _children: Vec<Running>,
     _redis: Server,
+}
+
+/// Servers with a constant response.
+pub struct ConstantServers {
+    pub resp: Process,
+    pub two_workers: Process,
+    pub http: Process,
 }
 
 /// One address of a server.
@@ -91,13 +97,14 @@ impl Servers {
         let redis = Server::start(Flavor::Redis);
         let script = redis.command(&["SCRIPT", "LOAD", SCRIPT]).text();
         let (crab, throttlecrab) = throttlecrab()?;
-        let (answering, constant) = constant::start()?;
+        let (mut children, constant) = ConstantServers::start()?;
         let config = folder("pacegate")?.join("pacegate.yaml");
         fs::write(&config, POLICIES)?;
         // One thread, like redis-server: it shares the CPUs with the generator.
         let (one, pacegate) = Pacegate::start("pacegate", &config, 1)?;
         let (two, two_workers) = Pacegate::start("pacegate-2", &config, 2)?;
         let process = Process { address: redis.address(), pid: redis.pid() };
+        children.extend([crab, one, two]);
         Ok(Self {
             pacegate,
             two_workers,
@@ -105,9 +112,18 @@ impl Servers {
             redis: process,
             constant,
             script,
-            _children: vec![crab, answering, one, two],
+            _children: children,
             _redis: redis,
         })
+    }
+}
+
+impl ConstantServers {
+    fn start() -> io::Result<(Vec<Running>, Self)> {
+        let (first, resp) = constant::RESP.start()?;
+        let (second, two_workers) = constant::TWO_WORKERS.start()?;
+        let (third, http) = constant::HTTP.start()?;
+        Ok((vec![first, second, third], Self { resp, two_workers, http }))
     }
 }
 

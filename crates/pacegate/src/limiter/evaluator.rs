@@ -321,16 +321,26 @@ impl Evaluator {
     /// of outcomes and charges in memory would take half as long again.
     #[inline(always)]
     pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>) -> Decision {
-        let hash = self.memory.hash(key);
-        let memory = self.current_memory();
-        let id = hash.in_scope(&limit.scope);
-        let counts = self.counts_in_store;
-        match memory.charge_often(id, &limit.limit, (1, limit.excess), counts) {
+        let id = self.memory.identity(&limit.scope, key);
+        self.check_cell(limit, (key, id), self.memory.read_clock())
+    }
+
+    /// [`Evaluator::check_single`] for a key that was hashed, at an instant that was just
+    /// [read](MemoryStore::read_clock).
+    #[inline(always)]
+    pub(super) fn check_cell(
+        &self,
+        limit: &BoundLimit,
+        (key, id): (KeyRef<'_>, Identity),
+        read: u64,
+    ) -> Decision {
+        let (memory, counts) = (self.current_memory(), self.counts_in_store);
+        match memory.charge_often(id, &limit.limit, (1, limit.excess), read, counts) {
             Ok((outcome, _)) if counts => decide(limit, outcome, false),
             Ok((outcome, now)) => {
                 self.record_single(self.meter.tally(), limit, (key, 1), outcome, now)
             }
-            Err(locked) => self.check_locked(locked, limit, key, hash),
+            Err(locked) => self.check_locked(locked, limit, key),
         }
     }
 
@@ -341,11 +351,10 @@ impl Evaluator {
         mut locked: LockedCell<'_>,
         limit: &BoundLimit,
         key: KeyRef<'_>,
-        hash: KeyHash,
     ) -> Decision {
-        let charge = ResolvedCharge::new(limit, key, 1, 0);
+        let slot = self.slot(&ResolvedCharge::new(limit, key, 1, 0));
         if !self.counts_in_store {
-            let (outcome, now) = locked.charge(&charge.slot(hash));
+            let (outcome, now) = locked.charge(&slot);
             return self.record_single(self.meter.tally(), limit, (key, 1), outcome, now);
         }
         let (counters, now) = (self.meter.tally(), locked.now());
@@ -354,7 +363,7 @@ impl Evaluator {
         if counters.is_sampling(now) {
             locked.set_busy();
         }
-        let (outcome, now) = locked.charge(&charge.slot(hash));
+        let (outcome, now) = locked.charge(&slot);
         let decision = decide(limit, outcome, false);
         let event = if decision.allowed { Event::Allowed } else { Event::Denied };
         if let Some(weight) = counters.add(limit.stats_index, event, now) {
@@ -371,7 +380,8 @@ impl Evaluator {
         let hash = self.memory.hash(key);
         let memory = self.current_memory();
         let id = hash.in_scope(&limit.scope);
-        let charged = memory.charge_often(id, &limit.limit, (cost, limit.excess), false);
+        let read = memory.read_clock();
+        let charged = memory.charge_often(id, &limit.limit, (cost, limit.excess), read, false);
         let (outcome, now) = match charged {
             Ok(charged) => charged,
             Err(locked) => charge_locked(locked, limit, key, cost, hash),

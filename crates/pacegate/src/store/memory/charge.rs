@@ -147,6 +147,9 @@ struct LockedTables<'a> {
 /// The maximum number of keys locked together: enough for their memory loads to overlap, few enough to unlock soon.
 pub(crate) const BATCH: usize = 16;
 
+/// The number of keys whose cells take at most one or two megabytes.
+const CACHED_KEYS: usize = 32_768;
+
 /// The maximum number of slots of [`MemoryStore::charge_few`].
 pub(crate) const FEW: usize = 4;
 
@@ -160,7 +163,8 @@ impl MemoryStore {
     /// requests take this path.
     #[inline]
     pub(crate) fn charge_cell(&self, slot: &Slot<'_>) -> (Outcome, u64) {
-        match self.charge_often(slot.id, slot.limit, (slot.cost, slot.excess), false) {
+        let read = self.read_clock();
+        match self.charge_often(slot.id, slot.limit, (slot.cost, slot.excess), read, false) {
             Ok(charged) => charged,
             Err(locked) => locked.charge(slot),
         }
@@ -169,19 +173,19 @@ impl MemoryStore {
     /// Does the same as [`MemoryStore::charge_cell`] in the most frequent cases: the key is known, and
     /// [`algorithm::step_often`] decides. Otherwise returns the locked shard.
     ///
-    /// With `counts`, also counts the decision in the shard, if there is so much traffic that this suffices.
+    /// `read` is the [clock](Self::read_clock) just before. It is read before the lock is taken, so that the CPU can
+    /// overlap both. With `counts`, also counts the decision in the shard, if there is so much traffic that this
+    /// suffices.
     #[inline(always)]
     pub(crate) fn charge_often(
         &self,
         id: Identity,
         limit: &Limit,
         (cost, excess): (u64, Excess),
+        read: u64,
         counts: bool,
     ) -> Result<(Outcome, u64), LockedCell<'_>> {
         let inner = self.shards();
-        // Read before the lock is taken, so that the CPU can overlap both. After it, they would run one after the
-        // other.
-        let read = inner.time.now();
         let mut table = inner.cells_of(id).lock();
         let now = table.shard_clock.advance(&inner.time, read);
         let sweep = table.shard_clock.sweep_is_due();
@@ -196,6 +200,23 @@ impl MemoryStore {
             return Ok((outcome, now));
         }
         Err(LockedCell { inner, table, now, sweep })
+    }
+
+    /// Reads the clock for [`MemoryStore::charge_often`].
+    #[inline(always)]
+    pub(crate) fn read_clock(&self) -> u64 {
+        self.shards().time.now()
+    }
+
+    /// Returns `true` if a batch takes less time when its keys are decided one after the other than
+    /// [together](Self::charge_each): if the caches of the CPU have the cells of all keys, so that loading them at once
+    /// gains nothing. Repetitions of one key are faster together, under one lock.
+    #[inline]
+    pub(crate) fn is_faster_in_turn(&self, scope: &Scope, ids: &[Identity]) -> bool {
+        let inner = self.shards();
+        let shard = |id: &Identity| id.shard(inner.cells.len());
+        let is_repeated = || matches!(ids, [one, other, ..] if shard(one) == shard(other));
+        inner.keys.of(scope.share()).0 <= CACHED_KEYS && !is_repeated()
     }
 
     /// Calls `each` with the counts of each shard, which start again at 0, and `true` if they are recent. The shard is

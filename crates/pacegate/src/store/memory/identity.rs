@@ -16,7 +16,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use foldhash::{SharedSeed, fast, quality};
 
-use super::share::Owner;
+use super::share::{Owner, Share};
 use crate::{Counter, KeyRef, Limit, policy::PolicyName};
 
 /// The identity of a key in the store. Never zero, which marks an empty cell.
@@ -175,6 +175,12 @@ impl Scope {
     /// Returns the identity of the overflow budget, which all keys of this scope without room share.
     pub(super) fn overflow(&self) -> Identity {
         Identity::new(self.high, self.low, self.tag)
+    }
+
+    /// Returns the share whose room its keys take.
+    #[inline]
+    pub(super) fn share(&self) -> Share {
+        self.tag.share()
     }
 }
 
