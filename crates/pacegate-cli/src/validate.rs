@@ -12,6 +12,7 @@ use pacegate::{
 use pacegate_server::{
     ConfigError, Environment, LoadError, Settings, WrittenRule, config_warnings, load_config,
 };
+use pacegate_tools::table;
 use serde_json::{Value, json};
 
 use super::CommandError;
@@ -111,8 +112,10 @@ impl fmt::Display for ResultText<'_> {
             [] => policies.iter().flat_map(rows).collect(),
             rules => rules.iter().map(rule_row).collect(),
         };
+        let head = ["policy", "domain", "match", "per", "limit"].map(str::to_owned);
         if !rows.is_empty() {
-            write!(f, "\n\n{}", Table(rows))?;
+            let rows = std::iter::once(head).chain(rows).map(Vec::from).collect();
+            write!(f, "\n\n {}", table(rows, |_| false).join("\n "))?;
         }
         for (place, warning) in config_warnings(settings).into_iter().enumerate() {
             let gap = if place == 0 { "\n\n" } else { "\n" };
@@ -122,12 +125,7 @@ impl fmt::Display for ResultText<'_> {
     }
 }
 
-const COLUMNS: usize = 5;
-
-/// Displays rows of cells in aligned columns.
-struct Table(Vec<[String; COLUMNS]>);
-
-fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
+fn rows(policy: &Policy) -> Vec<[String; 5]> {
     let mode = match policy.mode {
         Mode::Shadow => " (shadow)",
         _ => "",
@@ -146,7 +144,7 @@ fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
     std::iter::once(own).chain(overrides).collect()
 }
 
-fn rule_row(rule: &WrittenRule) -> [String; COLUMNS] {
+fn rule_row(rule: &WrittenRule) -> [String; 5] {
     let mode = match (rule.shadow, rule.quota) {
         (true, _) => " (shadow)",
         (false, true) => " (quota)",
@@ -177,24 +175,6 @@ fn limits(limits: &[Limit]) -> String {
     match limits {
         [] => "unlimited".to_owned(),
         limits => joined(limits),
-    }
-}
-
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = ["policy", "domain", "match", "per", "limit"].map(str::to_owned);
-        let rows = || std::iter::once(&head).chain(&self.0);
-        let width =
-            |column: usize| rows().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths: [usize; COLUMNS] = std::array::from_fn(width);
-        for (place, row) in rows().enumerate() {
-            let mut line = String::from(if place == 0 { " " } else { "\n " });
-            for (cell, width) in row.iter().zip(widths) {
-                line.push_str(&format!(" {cell:width$} "));
-            }
-            write!(f, "{}", line.trim_end())?;
-        }
-        Ok(())
     }
 }
 
