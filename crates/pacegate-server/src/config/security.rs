@@ -209,7 +209,7 @@ fn parse_hash(text: &str) -> Result<[u8; 32], HashError> {
 
 impl TlsFiles {
     /// Resolves the paths relative to the directory of the file `from`.
-    pub(super) fn beside(&self, from: &str) -> Self {
+    pub(crate) fn beside(&self, from: &str) -> Self {
         Self {
             certificate: beside(from, &self.certificate),
             key: beside(from, &self.key),
