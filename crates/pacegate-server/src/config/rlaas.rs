@@ -31,8 +31,10 @@ pub(super) struct RateLimiter {
     max_requests: At<String>,
 }
 
-/// The algorithms of RLaaS, with ours and the layout of their counters.
-const ALGORITHMS: [(&str, Algorithm, fn() -> Layout); 2] = [
+/// An algorithm of RLaaS, with ours and the layout of its counters.
+type Row = (&'static str, Algorithm, fn() -> Layout);
+
+const ALGORITHMS: [Row; 2] = [
     ("fixed-window-algo", Algorithm::FixedWindow, Layout::rlaas),
     ("sliding-window-algo", Algorithm::SlidingLog, Layout::rlaas_log),
 ];

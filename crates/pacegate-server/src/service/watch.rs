@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Chain;
 use http::Version;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -173,25 +174,13 @@ fn poll_and_flush<C: Future>(
 
 /// An error with its causes, in one line.
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
+    let texts: Vec<_> = Chain::new(error).map(ToString::to_string).collect();
+    texts.join(": ")
 }
 
 /// Returns true if a connection ended because of a protocol violation by the client.
 pub(crate) fn is_violation(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error.is::<io::Error>() {
-            return false;
-        }
-        cause = error.source();
-    }
-    true
+    !Chain::new(error).any(|error| error.is::<io::Error>())
 }
 
 impl Watch {
