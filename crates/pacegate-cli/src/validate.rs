@@ -132,7 +132,7 @@ fn rows(policy: &Policy) -> Vec<[String; 5]> {
     };
     let own = [
         format!("{}{mode}", policy.name),
-        if policy.domain.is_empty() { "-".to_owned() } else { printable(&policy.domain) },
+        if policy.domain.is_empty() { "-" } else { &policy.domain }.to_owned(),
         conditions_text(&policy.matching),
         whose(&policy.per),
         limits(&policy.limits),
@@ -151,13 +151,13 @@ fn rule_row(rule: &WrittenRule) -> [String; 5] {
         (false, false) => "",
     };
     let way = rule.path.iter().map(|(key, value)| match value {
-        None => format!("{} present", printable(key)),
-        Some(value) if value.contains('*') => format!("{} ~ {}", printable(key), printable(value)),
-        Some(value) => format!("{} = {}", printable(key), printable(value)),
+        None => format!("{key} present"),
+        Some(value) if value.contains('*') => format!("{key} ~ {value}"),
+        Some(value) => format!("{key} = {value}"),
     });
     [
         format!("{}{mode}", rule.policy),
-        printable(&rule.domain),
+        rule.domain.clone(),
         joined(way),
         whose(&rule.per),
         limits(&rule.limits),
@@ -167,7 +167,7 @@ fn rule_row(rule: &WrittenRule) -> [String; 5] {
 fn whose(per: &[String]) -> String {
     match per {
         [] => "all clients".to_owned(),
-        per => printable(&per.join(", ")),
+        per => per.join(", "),
     }
 }
 
@@ -183,27 +183,22 @@ fn conditions_text(matching: &Match) -> String {
     if matching.is_any() {
         return "every request".to_owned();
     }
-    joined(matching.conditions().map(|(attribute, condition)| {
-        format!("{} {}", printable(attribute), condition_text(condition))
-    }))
+    joined(
+        matching
+            .conditions()
+            .map(|(attribute, condition)| format!("{attribute} {}", condition_text(condition))),
+    )
 }
 
 fn condition_text(condition: &Condition) -> String {
     match condition {
-        Condition::OneOf(values) => {
-            let values = values.iter().map(|value| printable(value)).collect::<Vec<_>>();
-            format!("= {}", values.join(" or "))
-        }
-        Condition::Glob(glob) => format!("~ {}", printable(&glob.to_string())),
+        Condition::OneOf(values) => format!("= {}", values.join(" or ")),
+        Condition::Glob(glob) => format!("~ {glob}"),
         Condition::Cidr(nets) => format!("in {}", joined(nets)),
         Condition::Present => "present".to_owned(),
         Condition::Absent => "absent".to_owned(),
         _ => "otherwise".to_owned(),
     }
-}
-
-fn printable(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
 /// Returns texts separated by commas.

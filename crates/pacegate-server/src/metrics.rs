@@ -33,7 +33,7 @@ pub(crate) struct Metrics(Registry);
 /// The responses of one listener and their times. Threads count separately.
 #[derive(Debug)]
 pub(crate) struct ListenerMetrics {
-    name: &'static str,
+    pub(crate) name: &'static str,
     codes: &'static [&'static str],
     shards: Box<[Shard]>,
     socket: Option<Arc<Listener>>,
@@ -149,10 +149,6 @@ impl ListenerMetrics {
     pub(crate) fn count_degraded(&self, answers: u64) {
         let shard = &self.shards[thread_number() % SHARDS];
         shard.degraded.fetch_add(answers, Ordering::Relaxed);
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
     }
 
     /// Returns the number of responses.
@@ -309,7 +305,7 @@ impl Families<'_> {
         self.counters("pacegate_degraded_answers", help, degraded)?;
         self.times(listeners)?;
         let sockets = || listeners.iter().filter_map(|listener| listener.socket.as_ref());
-        let label = |socket: &Listener| [("listener", socket.name().to_owned())];
+        let label = |socket: &Listener| [("listener", socket.name.to_owned())];
         let open = sockets().map(|socket| (label(socket), socket.open() as u64));
         self.gauges("pacegate_connections", "Open connections", open)?;
         let refused = sockets().map(|socket| (label(socket), socket.refused()));

@@ -112,7 +112,7 @@ impl Server {
     pub fn endpoints(&self) -> Vec<Endpoint> {
         let endpoint = |bound: &BoundListener| Endpoint {
             name: bound.entry.name,
-            address: bound.listener.address(),
+            address: bound.listener.address,
             is_tls: bound.tls.is_some(),
         };
         self.listeners.iter().map(endpoint).collect()

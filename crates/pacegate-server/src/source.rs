@@ -317,7 +317,7 @@ fn is_foreign(path: &Path, environment: &Environment<'_>) -> Result<bool, Source
         return Ok(true);
     }
     let unreadable = |error| SourceError::Unreadable { path: path.to_owned(), error };
-    let text = environment.files().read(path).map_err(unreadable)?;
+    let text = environment.files.read(path).map_err(unreadable)?;
     Ok(config::format_of(&String::from_utf8_lossy(&text)) == FileFormat::Envoy)
 }
 

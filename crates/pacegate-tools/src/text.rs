@@ -47,11 +47,17 @@ pub fn grouped(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
+/// A text with its control characters shown as blanks, so that it stays on one line.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
 /// Aligns the cells of rows, and returns a line for each row, which begins with a blank. Columns for which `is_number`
-/// returns true are right-aligned.
+/// returns true are right-aligned. Control characters are shown as blanks.
 pub fn table(rows: Vec<Vec<String>>, is_number: impl Fn(usize) -> bool) -> Vec<String> {
     let mut table = Table::new();
-    table.load_style(presets::NOTHING).add_rows(rows);
+    let cells = |row: Vec<String>| row.into_iter().map(|cell| printable(&cell));
+    table.load_style(presets::NOTHING).add_rows(rows.into_iter().map(cells));
     for (place, column) in table.column_iter_mut().enumerate() {
         if is_number(place) {
             column.set_cell_alignment(CellAlignment::Right);

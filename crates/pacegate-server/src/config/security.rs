@@ -136,7 +136,7 @@ impl Reader<'_, '_> {
             let Some(credential) = self.credential(section) else { continue };
             let same = credentials.iter().find(|other| {
                 other.name == credential.name
-                    || (self.environment.has_secrets() && other.sha256 == credential.sha256)
+                    || (self.environment.secrets && other.sha256 == credential.sha256)
             });
             if let Some(same) = same {
                 let same = shorten(&same.name);

@@ -438,7 +438,7 @@ fn listeners(active: &ActiveConfig) -> Vec<ListenerModel> {
     let model = |(place, listener): (usize, &Arc<ListenerMetrics>)| {
         let latency = history.last_minute(place);
         ListenerModel {
-            name: listener.name(),
+            name: listener.name,
             connections: listener.connections(),
             requests: listener.answered(),
             latency: LatencyModel {

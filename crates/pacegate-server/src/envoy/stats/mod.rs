@@ -57,7 +57,7 @@ fn summed(counts: impl IntoIterator<Item = (String, u64)>) -> BTreeMap<String, u
 /// Returns the calls of the gRPC listener.
 fn grpc(active: &ActiveConfig) -> Option<&ListenerMetrics> {
     let name = ListenerId::Grpc.name();
-    active.live.listeners().iter().find(|listener| listener.name() == name).map(|it| &**it)
+    active.live.listeners().iter().find(|listener| listener.name == name).map(|it| &**it)
 }
 
 /// Returns the numbers of configurations that were loaded and rejected.

@@ -9,7 +9,7 @@ use super::{
     change::{Change, KeyChange, PolicyChange},
     percent, whose,
 };
-use crate::text::{format_seconds, grouped, table};
+use crate::text::{format_seconds, grouped, printable, table};
 
 /// Displays a report as text.
 #[derive(Debug)]
@@ -325,10 +325,6 @@ fn short(text: &str) -> String {
         return text;
     }
     text.chars().take(KEY_WIDTH - 1).chain(['…']).collect()
-}
-
-fn printable(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
 #[cfg(test)]
