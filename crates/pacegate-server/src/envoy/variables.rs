@@ -1,6 +1,7 @@
 //! The environment variables of envoyproxy/ratelimit.
 //!
-//! The tables declare every variable once: the parser takes defaults from them, and a test compares the guide with them.
+//! The tables declare every variable once: the parser takes defaults from them, and a test compares the guide with
+//! them.
 
 use std::time::Duration;
 
