@@ -12,6 +12,7 @@ use pacegate::{
 use pacegate_server::{
     ConfigError, Environment, LoadError, Settings, WrittenRule, config_warnings, load_config,
 };
+use pacegate_tools::table;
 use serde_json::{Value, json};
 
 use super::CommandError;
@@ -111,8 +112,10 @@ impl fmt::Display for ResultText<'_> {
             [] => policies.iter().flat_map(rows).collect(),
             rules => rules.iter().map(rule_row).collect(),
         };
+        let head = ["policy", "domain", "match", "per", "limit"].map(str::to_owned);
         if !rows.is_empty() {
-            write!(f, "\n\n{}", Table(rows))?;
+            let rows = std::iter::once(head).chain(rows).map(Vec::from).collect();
+            write!(f, "\n\n {}", table(rows, |_| false).join("\n "))?;
         }
         for (place, warning) in config_warnings(settings).into_iter().enumerate() {
             let gap = if place == 0 { "\n\n" } else { "\n" };
@@ -122,19 +125,14 @@ impl fmt::Display for ResultText<'_> {
     }
 }
 
-const COLUMNS: usize = 5;
-
-/// Displays rows of cells in aligned columns.
-struct Table(Vec<[String; COLUMNS]>);
-
-fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
+fn rows(policy: &Policy) -> Vec<[String; 5]> {
     let mode = match policy.mode {
         Mode::Shadow => " (shadow)",
         _ => "",
     };
     let own = [
         format!("{}{mode}", policy.name),
-        if policy.domain.is_empty() { "-".to_owned() } else { printable(&policy.domain) },
+        if policy.domain.is_empty() { "-" } else { &policy.domain }.to_owned(),
         conditions_text(&policy.matching),
         whose(&policy.per),
         limits(&policy.limits),
@@ -146,20 +144,20 @@ fn rows(policy: &Policy) -> Vec<[String; COLUMNS]> {
     std::iter::once(own).chain(overrides).collect()
 }
 
-fn rule_row(rule: &WrittenRule) -> [String; COLUMNS] {
+fn rule_row(rule: &WrittenRule) -> [String; 5] {
     let mode = match (rule.shadow, rule.quota) {
         (true, _) => " (shadow)",
         (false, true) => " (quota)",
         (false, false) => "",
     };
     let way = rule.path.iter().map(|(key, value)| match value {
-        None => format!("{} present", printable(key)),
-        Some(value) if value.contains('*') => format!("{} ~ {}", printable(key), printable(value)),
-        Some(value) => format!("{} = {}", printable(key), printable(value)),
+        None => format!("{key} present"),
+        Some(value) if value.contains('*') => format!("{key} ~ {value}"),
+        Some(value) => format!("{key} = {value}"),
     });
     [
         format!("{}{mode}", rule.policy),
-        printable(&rule.domain),
+        rule.domain.clone(),
         joined(way),
         whose(&rule.per),
         limits(&rule.limits),
@@ -169,7 +167,7 @@ fn rule_row(rule: &WrittenRule) -> [String; COLUMNS] {
 fn whose(per: &[String]) -> String {
     match per {
         [] => "all clients".to_owned(),
-        per => printable(&per.join(", ")),
+        per => per.join(", "),
     }
 }
 
@@ -180,50 +178,27 @@ fn limits(limits: &[Limit]) -> String {
     }
 }
 
-impl fmt::Display for Table {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = ["policy", "domain", "match", "per", "limit"].map(str::to_owned);
-        let rows = || std::iter::once(&head).chain(&self.0);
-        let width =
-            |column: usize| rows().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths: [usize; COLUMNS] = std::array::from_fn(width);
-        for (place, row) in rows().enumerate() {
-            let mut line = String::from(if place == 0 { " " } else { "\n " });
-            for (cell, width) in row.iter().zip(widths) {
-                line.push_str(&format!(" {cell:width$} "));
-            }
-            write!(f, "{}", line.trim_end())?;
-        }
-        Ok(())
-    }
-}
-
 /// Formats the conditions of a policy.
 fn conditions_text(matching: &Match) -> String {
     if matching.is_any() {
         return "every request".to_owned();
     }
-    joined(matching.conditions().map(|(attribute, condition)| {
-        format!("{} {}", printable(attribute), condition_text(condition))
-    }))
+    joined(
+        matching
+            .conditions()
+            .map(|(attribute, condition)| format!("{attribute} {}", condition_text(condition))),
+    )
 }
 
 fn condition_text(condition: &Condition) -> String {
     match condition {
-        Condition::OneOf(values) => {
-            let values = values.iter().map(|value| printable(value)).collect::<Vec<_>>();
-            format!("= {}", values.join(" or "))
-        }
-        Condition::Glob(glob) => format!("~ {}", printable(&glob.to_string())),
+        Condition::OneOf(values) => format!("= {}", values.join(" or ")),
+        Condition::Glob(glob) => format!("~ {glob}"),
         Condition::Cidr(nets) => format!("in {}", joined(nets)),
         Condition::Present => "present".to_owned(),
         Condition::Absent => "absent".to_owned(),
         _ => "otherwise".to_owned(),
     }
-}
-
-fn printable(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
 /// Returns texts separated by commas.

@@ -1,5 +1,6 @@
 //! Rejections over gRPC: a response without a body, which gRPC calls trailers-only.
 
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use pacegate::Decision;
@@ -57,7 +58,8 @@ pub(crate) fn add_retry(headers: &mut HeaderMap, decision: &Decision, message: &
         // A negative number means: do not retry.
         None => HeaderValue::from_static("-1"),
     };
-    let details = base64(&status_message(decision, message));
+    // Without padding, as gRPC prefers it.
+    let details = STANDARD_NO_PAD.encode(status_message(decision, message));
     let details = HeaderValue::from_maybe_shared(Bytes::from(details));
     headers.entry(&PUSHBACK).or_insert(pushback);
     if let Ok(details) = details {
@@ -116,31 +118,4 @@ fn varint(out: &mut Vec<u8>, mut value: u64) {
         value >>= 7;
     }
     out.push(value as u8);
-}
-
-/// Without padding, as gRPC prefers it.
-fn base64(data: &[u8]) -> Vec<u8> {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = Vec::with_capacity(data.len().div_ceil(3) * 4);
-    for chunk in data.chunks(3) {
-        let three = [0, 1, 2].map(|place| u32::from(chunk.get(place).copied().unwrap_or(0)));
-        let bits = three[0] << 16 | three[1] << 8 | three[2];
-        for place in 0..=chunk.len() {
-            text.push(DIGITS[(bits >> (18 - 6 * place) & 63) as usize]);
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_is_that_of_rfc_4648() {
-        let table = [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")];
-        for (data, text) in table {
-            assert_eq!(base64(data.as_bytes()), text.as_bytes());
-        }
-    }
 }

@@ -27,19 +27,19 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct ActiveConfig {
     revision: ArcSwap<Revision>,
-    state: State,
+    pub(crate) state: State,
     refused: AtomicU64,
     /// The error of the last reload; `None` if it succeeded.
     complaint: ArcSwap<Option<String>>,
     draining: AtomicBool,
     /// The addresses of the config servers, and true for those that are connected.
     config_servers: Mutex<BTreeMap<String, bool>>,
-    live: Live,
-    audit: Audit,
-    quotas: QuotaRegistry,
+    pub(crate) live: Live,
+    pub(crate) audit: Audit,
+    pub(crate) quotas: QuotaRegistry,
     /// The number of the active revision.
     reloads: watch::Sender<u64>,
-    thresholds: Arc<ThresholdEvents>,
+    pub(crate) thresholds: Arc<ThresholdEvents>,
 }
 
 /// One version of the configuration.
@@ -126,7 +126,7 @@ impl ActiveConfig {
     /// Activates other settings and returns the number of their revision. A counter is kept if its policy keeps its
     /// name and its limit keeps algorithm and period. Listeners and the store do not change.
     pub(crate) fn replace(&self, settings: Settings) -> u64 {
-        self.thresholds.webhook().configure(settings.webhook.clone());
+        self.thresholds.webhook.configure(settings.webhook.clone());
         let settings = Arc::new(settings);
         let previous = self.revision.rcu(|current| Revision {
             number: current.number + 1,
@@ -173,32 +173,7 @@ impl ActiveConfig {
     /// Returns true if the server is unhealthy because it has no rules.
     pub(crate) fn lacks_rules(&self) -> bool {
         let settings = &self.revision().settings;
-        settings.needs_rules && settings.rules.is_empty()
-    }
-
-    /// Returns the store for counters.
-    pub(crate) fn state(&self) -> &State {
-        &self.state
-    }
-
-    /// Returns the recent history, for the dashboard.
-    pub(crate) fn live(&self) -> &Live {
-        &self.live
-    }
-
-    /// Returns the audit log.
-    pub(crate) fn audit(&self) -> &Audit {
-        &self.audit
-    }
-
-    /// Returns the needs of Envoy's quota buckets.
-    pub(crate) fn quotas(&self) -> &QuotaRegistry {
-        &self.quotas
-    }
-
-    /// Returns the keys that have reached a threshold of their policy.
-    pub(crate) fn thresholds(&self) -> &ThresholdEvents {
-        &self.thresholds
+        settings.envoy.needs_rules && settings.rules.is_empty()
     }
 
     /// Marks the server as shutting down: readiness checks fail, and open requests are still answered.
@@ -225,7 +200,7 @@ impl State {
 impl Settings {
     /// Returns the rules of envoyproxy/ratelimit, as their files have them.
     pub fn written_rules(&self) -> &[WrittenRule] {
-        self.rules.written()
+        &self.rules.written
     }
 
     /// Returns the policies to enforce: with the failure mode of inline limits, and in shadow mode if `shadow` is set.

@@ -22,8 +22,8 @@ use crate::{blocks::Blocks, live::Recent};
 #[derive(Clone, Debug)]
 pub(crate) struct Engine {
     limiter: SharedLimiter,
-    blocks: Arc<Blocks>,
-    recent: Arc<Recent>,
+    pub(crate) blocks: Arc<Blocks>,
+    pub(crate) recent: Arc<Recent>,
     /// The time at which the caller needs an answer, even if the store has not answered.
     deadline: Option<Instant>,
 }
@@ -69,16 +69,6 @@ impl Engine {
     #[cfg(test)]
     pub(crate) fn with_clock(self, clock: impl pacegate::Clock) -> Self {
         Self { blocks: Arc::new(Blocks::with_clock(Arc::new(clock))), ..self }
-    }
-
-    /// Returns the blocked keys.
-    pub(crate) fn blocks(&self) -> &Blocks {
-        &self.blocks
-    }
-
-    /// Returns a sample of the recent decisions.
-    pub(crate) fn recent(&self) -> &Recent {
-        &self.recent
     }
 
     /// Returns the time by the clock of this process, which may differ from that of the store.
@@ -403,7 +393,7 @@ mod tests {
         let engine = Engine::shared(SharedLimiter::new(store.clone(), policies));
         let key = |key: &'static str| KeyRef::new(key.as_bytes());
         let hour = Duration::from_secs(3_600);
-        engine.blocks().add(PolicyName::DEFAULT, key("a").to_buf(), hour).await.unwrap();
+        engine.blocks.add(PolicyName::DEFAULT, key("a").to_buf(), hour).await.unwrap();
         let request = Request::new().with("key", "a");
         assert_eq!(engine.check(&request).await.unwrap().source(), pacegate::Source::Blocked);
         let charge = |name| Charge::new(PolicyName::DEFAULT, key(name), Limit::per_hour(2));
@@ -414,7 +404,7 @@ mod tests {
         let stats = engine.stats();
         assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (1, 3));
         assert_eq!(store.usage().keys, 1, "of b alone");
-        assert_eq!(engine.blocks().lift(|_| true).await.unwrap().len(), 1);
+        assert_eq!(engine.blocks.lift(|_| true).await.unwrap().len(), 1);
         assert_eq!(engine.check(&request).await.unwrap().remaining(), 1);
     }
 }

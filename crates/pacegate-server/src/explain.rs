@@ -38,7 +38,8 @@ pub(crate) struct Explained {
     /// Index of the override that applies, from 1.
     pub(crate) r#override: Option<usize>,
     /// `enforce` or `shadow`.
-    pub(crate) mode: &'static str,
+    #[schemars(with = "String")]
+    pub(crate) mode: Mode,
     /// The values of its `per` attributes; null for one that is missing.
     pub(crate) key: Option<Vec<Option<String>>>,
     /// Empty if the policy does not apply, or an override removes its limits.
@@ -181,10 +182,7 @@ impl Explained {
             covers: unmet.is_none(),
             r#override: replaced.filter(|_| unmet.is_none()).map(|place| place + 1),
             unmet,
-            mode: match policy.mode {
-                Mode::Shadow => "shadow",
-                _ => "enforce",
-            },
+            mode: policy.mode,
             key,
             limits: own.into_iter().map(|(_, decision)| LimitState::new(decision, now)).collect(),
             notify: policy.notify.iter().map(ToString::to_string).collect(),

@@ -4,6 +4,7 @@
 //! with its field in the configuration, and its option in the command `serve`.
 
 use std::{
+    net::SocketAddr,
     ops::{Index, IndexMut},
     sync::Arc,
 };
@@ -86,6 +87,15 @@ pub(crate) struct StartContext {
     /// The metrics of this listener.
     pub(crate) own_metrics: Arc<ListenerMetrics>,
     pub(crate) reloader: Arc<Reloader>,
+}
+
+/// A listener that other machines can reach without TLS or API keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} would listen on {address}, which others can reach, without {missing}")]
+pub struct Exposed {
+    pub(crate) name: &'static str,
+    address: SocketAddr,
+    pub(crate) missing: &'static str,
 }
 
 /// The number of listeners.
@@ -176,16 +186,19 @@ impl IndexMut<ListenerId> for ListenAddresses {
     }
 }
 
-/// Returns the listeners that are reachable from other machines without TLS or API keys, with what each lacks.
-pub(crate) fn exposed(
-    settings: &Settings,
-) -> impl Iterator<Item = (&'static str, std::net::SocketAddr, &'static str)> {
+/// Returns the listeners that other machines can reach without TLS or API keys, unless the settings allow it.
+pub(crate) fn exposed(settings: &Settings) -> impl Iterator<Item = Exposed> {
     LISTENERS.iter().filter_map(|entry| {
         let Bind::At(address) = settings.listen[entry.id] else { return None };
         let is_public = !address.ip().to_canonical().is_loopback();
         let missing = settings.security.missing(entry.id).filter(|_| is_public)?;
-        Some((entry.name, address, missing))
+        Some(Exposed { name: entry.name, address, missing })
     })
+}
+
+/// Rejects listeners that other machines can reach without TLS and API keys, unless the settings allow it.
+pub(crate) fn check_exposure(settings: &Settings) -> Result<(), Exposed> {
+    exposed(settings).next().map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

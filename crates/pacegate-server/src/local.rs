@@ -81,7 +81,7 @@ impl LocalEngine {
                 let limiter = SharedLimiter::builder(store.clone()).policies(policies).build()?;
                 let engine = Engine::redis(limiter, store);
                 // If they cannot be read, the request itself reports what is wrong with the store.
-                drop(engine.blocks().refresh().await);
+                drop(engine.blocks.refresh().await);
                 engine
             }
         };

@@ -22,9 +22,8 @@ use prometheus_client::{
 
 use crate::{
     active_config::{ActiveConfig, State},
-    envoy::QuotaStats,
+    envoy::QuotaRegistry,
     service::Listener,
-    thresholds::WebhookStats,
 };
 
 /// All metrics of the server.
@@ -34,7 +33,7 @@ pub(crate) struct Metrics(Registry);
 /// The responses of one listener and their times. Threads count separately.
 #[derive(Debug)]
 pub(crate) struct ListenerMetrics {
-    name: &'static str,
+    pub(crate) name: &'static str,
     codes: &'static [&'static str],
     shards: Box<[Shard]>,
     socket: Option<Arc<Listener>>,
@@ -81,7 +80,7 @@ const BOUNDS: [u64; 15] = [
 impl Metrics {
     /// Creates the metrics of the server and its listeners.
     pub(crate) fn new(active: Arc<ActiveConfig>, listeners: Vec<Arc<ListenerMetrics>>) -> Self {
-        active.live().set_listeners(listeners);
+        active.live.set_listeners(listeners);
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Scrape(active)));
         Self(registry)
@@ -150,10 +149,6 @@ impl ListenerMetrics {
     pub(crate) fn count_degraded(&self, answers: u64) {
         let shard = &self.shards[thread_number() % SHARDS];
         shard.degraded.fetch_add(answers, Ordering::Relaxed);
-    }
-
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
     }
 
     /// Returns the number of responses.
@@ -244,11 +239,11 @@ impl Collector for Scrape {
         let mut families = Families(encoder);
         families.build()?;
         families.decisions(active)?;
-        families.listeners(active.live().listeners())?;
+        families.listeners(active.live.listeners())?;
         families.config(active)?;
-        families.quotas(&active.quotas().stats())?;
+        families.quotas(&active.quotas)?;
         families.thresholds(active)?;
-        match active.state() {
+        match &active.state {
             State::Memory(store) => families.memory(store),
             State::Redis(store) => families.redis(&store.stats()),
         }
@@ -310,7 +305,7 @@ impl Families<'_> {
         self.counters("pacegate_degraded_answers", help, degraded)?;
         self.times(listeners)?;
         let sockets = || listeners.iter().filter_map(|listener| listener.socket.as_ref());
-        let label = |socket: &Listener| [("listener", socket.name().to_owned())];
+        let label = |socket: &Listener| [("listener", socket.name.to_owned())];
         let open = sockets().map(|socket| (label(socket), socket.open() as u64));
         self.gauges("pacegate_connections", "Open connections", open)?;
         let refused = sockets().map(|socket| (label(socket), socket.refused()));
@@ -356,23 +351,23 @@ impl Families<'_> {
         self.gauges("pacegate_config_server_connected", help, samples)
     }
 
-    fn quotas(&mut self, stats: &QuotaStats) -> fmt::Result {
+    fn quotas(&mut self, quotas: &QuotaRegistry) -> fmt::Result {
         let help = "Quota buckets of connected Envoys";
-        self.gauge("pacegate_envoy_quota_buckets", help, stats.buckets)?;
+        self.gauge("pacegate_envoy_quota_buckets", help, quotas.buckets())?;
         let help = "Messages of Envoy's quota streams";
-        let messages = [("received", stats.reports), ("sent", stats.responses)];
+        let messages = [("received", quotas.reports.get()), ("sent", quotas.responses.get())];
         let messages = messages.map(|(kind, count)| ([("direction", kind.to_owned())], count));
         self.counters("pacegate_envoy_quota_messages", help, messages)?;
         let help = "Units assigned to Envoys in advance";
-        self.counter("pacegate_envoy_quota_units", help, stats.units)?;
+        self.counter("pacegate_envoy_quota_units", help, quotas.units.get())?;
         let help = "Requests that Envoys decided with assigned units, as they reported them";
-        let requests = [("allowed", stats.allowed), ("denied", stats.denied)];
+        let requests = [("allowed", quotas.allowed.get()), ("denied", quotas.denied.get())];
         let requests = requests.map(|(kind, count)| ([("outcome", kind.to_owned())], count));
         self.counters("pacegate_envoy_quota_requests", help, requests)
     }
 
     fn thresholds(&mut self, active: &ActiveConfig) -> fmt::Result {
-        let counts = active.thresholds().counts();
+        let counts = active.thresholds.counts();
         let counts = counts.iter().map(|((policy, threshold), count)| {
             ([("policy", policy.to_string()), ("threshold", threshold.to_string())], *count)
         });
@@ -381,15 +376,21 @@ impl Families<'_> {
         let dropped = active.revision().engine.stats().dropped_events;
         let help = "Threshold events that were dropped because the store was too slow";
         self.counter("pacegate_threshold_events_dropped", help, dropped)?;
-        let Some(stats) = active.thresholds().webhook().stats() else { return Ok(()) };
-        let WebhookStats { delivered, failed_attempts, dropped, queued } = stats;
+        let webhook = &active.thresholds.webhook;
+        if !webhook.is_configured() {
+            return Ok(());
+        }
         let help = "Events that the webhook confirmed";
-        self.counter("pacegate_webhook_delivered", help, delivered)?;
+        self.counter("pacegate_webhook_delivered", help, webhook.delivered.get())?;
         let help = "Failed attempts to deliver an event to the webhook";
-        self.counter("pacegate_webhook_failed_attempts", help, failed_attempts)?;
+        self.counter("pacegate_webhook_failed_attempts", help, webhook.failed_attempts.get())?;
         let help = "Events for the webhook that were dropped: too old, or no room in the queue";
-        self.counter("pacegate_webhook_dropped", help, dropped)?;
-        self.gauge("pacegate_webhook_queue", "Events that wait for delivery", queued as u64)
+        self.counter("pacegate_webhook_dropped", help, webhook.dropped.get())?;
+        self.gauge(
+            "pacegate_webhook_queue",
+            "Events that wait for delivery",
+            webhook.queued() as u64,
+        )
     }
 
     fn memory(&mut self, store: &MemoryStore) -> fmt::Result {

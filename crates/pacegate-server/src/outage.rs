@@ -46,8 +46,8 @@ const MAX_NAMED: usize = 10;
 impl StoreOutage {
     /// Returns the reason why the store is unreachable, or `None` if it is reachable.
     pub(crate) fn of(active: &ActiveConfig) -> Option<Self> {
-        let State::Redis(store) = active.state() else { return None };
-        if active.state().is_reachable() {
+        let State::Redis(store) = &active.state else { return None };
+        if active.state.is_reachable() {
             return None;
         }
         let servers = store.stats().servers.into_iter().filter_map(|server| {

@@ -20,13 +20,14 @@ use crate::{
     active_config::ActiveConfig,
     config::{Files, LayoutError, Settings},
     envoy::{ConfigClient, Resources, RuleFile},
-    service::{Exposed, Tls, TlsError, check_exposure},
+    listeners::{Exposed, check_exposure},
+    service::{Tls, TlsError},
     source::{ConfigSource, SourceError},
 };
 
 /// Reads the settings again, and activates them if they are valid.
 pub struct Reloader {
-    active: Arc<ActiveConfig>,
+    pub(crate) active: Arc<ActiveConfig>,
     source: ConfigSource,
     /// The settings of the start. Listeners, paths of certificates and the store do not change until a restart.
     first: Arc<Settings>,
@@ -140,8 +141,8 @@ impl Reloader {
 
     /// Connects to the config servers, if the rules come from there.
     pub fn follow_config_servers(self: &Arc<Self>) -> Option<ConfigClient> {
-        let servers = self.first.config_servers.clone()?;
-        Some(ConfigClient::start(self, servers))
+        let servers = self.first.envoy.xds.clone()?;
+        Some(ConfigClient::start(self, Arc::new(servers)))
     }
 
     /// Activates the resources of a config server, together with the last ones of the others. If they are invalid, the
@@ -180,11 +181,6 @@ impl Reloader {
     /// Forgets the rejected resources of a config server that has sent others, or whose stream has ended.
     pub(crate) fn forget_rejected(&self, server: usize) {
         self.source.set_rejected(server, None);
-    }
-
-    /// Returns the active configuration, for the state of config servers.
-    pub(crate) fn active(&self) -> &ActiveConfig {
-        &self.active
     }
 
     /// Replaces all certificates or none.
@@ -237,10 +233,10 @@ impl Reloader {
             let denials = (settings.count_denied, settings.envoy.cache_denials);
             (settings.store.clone(), settings.layout.clone(), denials)
         };
-        if old.config_servers != new.config_servers {
+        if old.envoy.xds != new.envoy.xds {
             tracing::warn!("changed config servers take effect after a restart");
         }
-        if old.stats != new.stats {
+        if old.envoy.statistics != new.envoy.statistics {
             tracing::warn!("changed outputs of statistics take effect after a restart");
         }
         if store(old) != store(new) {
@@ -251,7 +247,7 @@ impl Reloader {
     /// Copies the settings that do not change until a restart.
     fn keep_startup_settings(&self, new: &mut Settings) {
         let old = Settings::clone(&self.first);
-        (new.listen, new.stats) = (old.listen, old.stats);
+        (new.listen, new.envoy.statistics) = (old.listen, old.envoy.statistics);
         (new.store, new.layout, new.count_denied) = (old.store, old.layout, old.count_denied);
         (new.security.tls, new.security.grpc_tls) = (old.security.tls, old.security.grpc_tls);
         new.security.insecure = old.security.insecure;

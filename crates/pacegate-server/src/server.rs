@@ -14,15 +14,12 @@ use crate::{
     blocks,
     config::{Bind, Settings},
     envoy::{Pages, Statsd},
-    listeners::{LISTENERS, ListenerEntry, StartContext},
+    listeners::{Exposed, LISTENERS, ListenerEntry, StartContext, check_exposure},
     live,
     metrics::{ListenerMetrics, Metrics},
     outage::StoreOutage,
     reload::Reloader,
-    service::{
-        Drain, DrainSwitch, Exposed, Listener, Protocol, Tls, TlsError, Workers, check_exposure,
-        connections_each,
-    },
+    service::{Drain, DrainSwitch, Listener, Protocol, Tls, TlsError, Workers, connections_each},
     source::ConfigSource,
 };
 
@@ -115,7 +112,7 @@ impl Server {
     pub fn endpoints(&self) -> Vec<Endpoint> {
         let endpoint = |bound: &BoundListener| Endpoint {
             name: bound.entry.name,
-            address: bound.listener.address(),
+            address: bound.listener.address,
             is_tls: bound.tls.is_some(),
         };
         self.listeners.iter().map(endpoint).collect()
@@ -133,7 +130,7 @@ impl Server {
             sleep(Duration::from_millis(2)).await;
         }
         // Blocks hold from the first request on. After an error, the task that follows them tries again.
-        drop(self.active.revision().engine.blocks().refresh().await);
+        drop(self.active.revision().engine.blocks.refresh().await);
     }
 
     /// Serves until `end`, then drains in-flight requests. Returns `false` if connections were still open after the
@@ -147,11 +144,11 @@ impl Server {
         let store_log = tokio::spawn(log_store_changes(self.active.clone()));
         let history = tokio::spawn(live::watch(self.active.clone()));
         let active = self.active.clone();
-        let threshold_log = tokio::spawn(async move { active.thresholds().log().await });
-        let webhook = self.active.thresholds().webhook();
+        let threshold_log = tokio::spawn(async move { active.thresholds.log().await });
+        let webhook = &self.active.thresholds.webhook;
         let deliveries = webhook.start();
         let blocks = tokio::spawn(blocks::follow(self.active.clone()));
-        let statsd = self.settings().stats.as_ref().and_then(|stats| stats.statsd.clone());
+        let statsd = self.settings().envoy.statistics.as_ref().and_then(|it| it.statsd.clone());
         let statsd = statsd.map(|settings| Statsd::start(self.active.clone(), settings));
         end.await;
         store_log.abort();
@@ -178,7 +175,7 @@ impl Server {
 
     /// Returns the leased units that were not spent, so that other processes can spend them.
     async fn return_leases(&self) {
-        if let State::Redis(store) = self.active.state() {
+        if let State::Redis(store) = &self.active.state {
             match timeout(STORE_TIMEOUT, store.return_leases()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(%error, "cannot return leased units"),
@@ -199,8 +196,8 @@ impl Server {
             (bound.entry.start)(accepting, bound, context);
         }
         let settings = self.settings();
-        for (addresses, set) in settings.stats.iter().flat_map(|stats| &stats.pages) {
-            let pages = Pages::new(self.active.clone(), set.clone());
+        for (addresses, set) in settings.envoy.statistics.iter().flat_map(|it| it.pages()) {
+            let pages = Pages::new(self.active.clone(), set);
             accepting.spawn_pages(addresses, &settings, pages);
         }
     }

@@ -16,8 +16,8 @@ use crate::{
         SecretError, Settings, StoreAddressError,
     },
     envoy::{
-        AcceptedResources, Deployment, EnvironmentError, FileError, Logging, Resources, RuleOrigin,
-        Rules, resource_rules,
+        AcceptedResources, Deployment, EnvironmentError, FileError, Logging, Resources, Rules,
+        resource_rules,
     },
     listeners::ListenerId,
 };
@@ -119,7 +119,7 @@ impl ConfigSource {
     /// Returns the files and directories of the last load, and the files of the secrets that they refer to.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let own = match self.deployment(&Environment::process()) {
-            Ok(Some(Deployment { rules: RuleOrigin::Files(folder), .. })) => vec![folder],
+            Ok(Some(Deployment { folder: Some(folder), .. })) => vec![folder],
             _ => self.paths.clone(),
         };
         [own, self.secrets.lock().clone()].concat()
@@ -177,9 +177,9 @@ impl ConfigSource {
     ) -> Result<Settings, SourceError> {
         let mut settings = without_policies()?;
         deployment.apply(&mut settings);
-        match &deployment.rules {
-            RuleOrigin::Files(folder) => add_rules(&[folder], &mut settings, environment)?,
-            RuleOrigin::Servers(_) => {
+        match &deployment.folder {
+            Some(folder) => add_rules(&[folder], &mut settings, environment)?,
+            None => {
                 let rules = resource_rules(&self.resources.lock().accepted, &settings.envoy)?;
                 put_rules(rules, &mut settings)?;
             }
@@ -250,7 +250,7 @@ impl ConfigSource {
             }
             None => without_policies()?,
         };
-        match (&settings.config_servers, foreign.first()) {
+        match (&settings.envoy.xds, foreign.first()) {
             (Some(_), Some(file)) => return Err(SourceError::FilesAndServers(file.into())),
             (Some(_), None) => {
                 let rules = resource_rules(&self.resources.lock().accepted, &settings.envoy)?;
@@ -317,7 +317,7 @@ fn is_foreign(path: &Path, environment: &Environment<'_>) -> Result<bool, Source
         return Ok(true);
     }
     let unreadable = |error| SourceError::Unreadable { path: path.to_owned(), error };
-    let text = environment.files().read(path).map_err(unreadable)?;
+    let text = environment.files.read(path).map_err(unreadable)?;
     Ok(config::format_of(&String::from_utf8_lossy(&text)) == FileFormat::Envoy)
 }
 

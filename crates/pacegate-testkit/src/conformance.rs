@@ -171,8 +171,8 @@ fn follow(subject: &impl Subject, history: &History) {
     // A store may ignore a step back of less than a millisecond, as a difference between CPU clocks. So the
     // clock jumps far before it goes to the start of each history.
     subject.set_time(now.after(Duration::from_secs(3_600)));
-    let call = |limit: Limit, made: Call| call(subject, (&name, history.unsettled), limit, made);
-    call(limit, Call::Charge(0, 0));
+    let call = |limit: Limit, op: Op, id| call(subject, (&name, history.unsettled), limit, op, id);
+    call(limit, Op::Charge(0, 0), 0);
     subject.set_time(now);
     for (step, op) in history.ops.iter().enumerate() {
         match *op {
@@ -192,18 +192,16 @@ fn follow(subject: &impl Subject, history: &History) {
                 );
             }
             Op::Charge(..) | Op::Record(..) | Op::Reserve(..) | Op::UpTo(_) => {
-                let called = match *op {
-                    Op::Record(cost, excess) => Call::Record(cost, excess),
-                    Op::Reserve(estimate, ttl) => {
-                        reserved += 1;
-                        let id = reservation_id(history, reserved - 1);
-                        Call::Reserve(estimate.min(limit.capacity()), id, ttl)
-                    }
-                    Op::Charge(cost, permit) => Call::Charge(cost.min(limit.capacity()), permit),
-                    Op::UpTo(most) => Call::UpTo(most.min(limit.capacity())),
-                    _ => continue,
+                let id = reservation_id(history, reserved);
+                reserved += u64::from(matches!(op, Op::Reserve(..)));
+                let capacity = limit.capacity();
+                let possible = match *op {
+                    Op::Reserve(estimate, ttl) => Op::Reserve(estimate.min(capacity), ttl),
+                    Op::Charge(cost, permit) => Op::Charge(cost.min(capacity), permit),
+                    Op::UpTo(most) => Op::UpTo(most.min(capacity)),
+                    other => other,
                 };
-                let answer = call(limit, called);
+                let answer = call(limit, possible, id);
                 let expected = expected.next().expect("a model result for every charge");
                 assert!(
                     answer.is_some_and(|(units, outcome)| {
@@ -215,10 +213,9 @@ fn follow(subject: &impl Subject, history: &History) {
                     history,
                 );
             }
-            Op::Refund(cost) => drop(call(limit, Call::Refund(cost))),
-            Op::Reset => drop(call(limit, Call::Reset)),
-            Op::Release(permit) => drop(call(limit, Call::Release(permit))),
-            Op::Renew(permit) => drop(call(limit, Call::Renew(permit))),
+            Op::Refund(_) | Op::Reset | Op::Release(_) | Op::Renew(_) => {
+                call(limit, *op, 0);
+            }
         }
     }
 }
@@ -245,24 +242,14 @@ fn settle(
     })
 }
 
-enum Call {
-    Charge(u64, u64),
-    UpTo(u64),
-    Record(u64, Excess),
-    Reserve(u64, u128, u64),
-    Refund(u64),
-    Reset,
-    Release(u64),
-    Renew(u64),
-}
-
-/// Makes one call for one key. Charges return an outcome, and [`Call::UpTo`] also the number of units, which is 0 for
-/// other charges.
+/// Makes the call of an operation for one key; `id` is that of a reservation. Charges return an outcome, and
+/// [`Op::UpTo`] also the number of units, which is 0 for other charges.
 fn call(
     subject: &impl Subject,
     (key, unsettled): (&str, Unsettled),
     limit: Limit,
-    call: Call,
+    op: Op,
+    id: u128,
 ) -> Option<(u64, Outcome)> {
     let store = subject.store();
     let first = |outcomes: Outcomes| outcomes.first().map(|outcome| (0, *outcome));
@@ -271,37 +258,38 @@ fn call(
         let charge = Charge::new(policy, key, limit).counter(Counter::Policy);
         let mut charge = charge.unsettled(unsettled);
         subject.block_on(async {
-            match call {
-                Call::Charge(cost, permit) => {
+            match op {
+                Op::Charge(cost, permit) => {
                     (charge.cost, charge.permit) = (cost, permit_id(permit));
                     return first(work(store.charge(&[charge], None).await));
                 }
-                Call::UpTo(most) => {
+                Op::UpTo(most) => {
                     let (units, outcomes) = work(store.charge_up_to(&[charge], most, None).await);
                     return outcomes.first().map(|outcome| (units, *outcome));
                 }
-                Call::Record(cost, excess) => {
+                Op::Record(cost, excess) => {
                     let charge = charge.cost(cost).excess(excess);
                     return first(work(store.charge(&[charge], None).await));
                 }
-                Call::Reserve(estimate, id, ttl) => {
+                Op::Reserve(estimate, ttl) => {
                     let ttl = Duration::from_micros(ttl);
                     return first(work(store.reserve(&[charge.cost(estimate)], id, ttl).await));
                 }
-                Call::Refund(cost) => {
+                Op::Refund(cost) => {
                     work(store.update(&charge.cost(cost), Update::Refund).await);
                 }
-                Call::Reset => {
+                Op::Reset => {
                     work(store.update(&charge, Update::Reset).await);
                 }
-                Call::Release(permit) => {
+                Op::Release(permit) => {
                     charge.permit = permit_id(permit);
                     work(store.update(&charge, Update::Release).await);
                 }
-                Call::Renew(permit) => {
+                Op::Renew(permit) => {
                     charge.permit = permit_id(permit);
                     work(store.update(&charge, Update::Renew).await);
                 }
+                Op::Pass(_) | Op::SetLimit(_) | Op::Settle(..) => {}
             }
             None
         })
@@ -474,29 +462,29 @@ fn nothing_is_never_something(subject: &impl Subject) {
         let none = Limit::per_day(0).with_algorithm(algorithm).expect("valid limit");
         let key = format!("nothing-{algorithm}");
         let (_, outcome) =
-            call(subject, (&key, Unsettled::Keep), none, Call::Charge(1, 1)).expect("an outcome");
+            call(subject, (&key, Unsettled::Keep), none, Op::Charge(1, 1), 0).expect("an outcome");
         assert!(!outcome.is_admitted(), "{algorithm}");
         assert_eq!((outcome.remaining(), outcome.retry_after()), (0, None), "{algorithm}");
 
         let four = Limit::per_day(4).with_algorithm(algorithm).expect("valid limit");
         let half = four.share(1, NonZeroU32::new(2).expect("not zero"));
         for _ in 0..3 {
-            let (_, peek) = call(subject, (&key, Unsettled::Keep), four, Call::Charge(0, 0))
+            let (_, peek) = call(subject, (&key, Unsettled::Keep), four, Op::Charge(0, 0), 0)
                 .expect("an outcome");
             assert_eq!((peek.is_admitted(), peek.remaining()), (true, 4), "{algorithm}");
             assert_eq!(peek.reset_after(), Duration::ZERO, "{algorithm}");
         }
         let takes = |cost, permit| {
-            call(subject, (&key, Unsettled::Keep), half, Call::Charge(cost, permit))
+            call(subject, (&key, Unsettled::Keep), half, Op::Charge(cost, permit), 0)
                 .is_some_and(|(_, o)| o.is_admitted())
         };
         assert!(takes(2, 1), "{algorithm}");
-        let before = call(subject, (&key, Unsettled::Keep), half, Call::Charge(0, 0));
+        let before = call(subject, (&key, Unsettled::Keep), half, Op::Charge(0, 0), 0);
         for _ in 0..3 {
             assert!(!takes(1, 2), "{algorithm}");
         }
         assert_eq!(
-            call(subject, (&key, Unsettled::Keep), half, Call::Charge(0, 0)),
+            call(subject, (&key, Unsettled::Keep), half, Op::Charge(0, 0), 0),
             before,
             "{algorithm}"
         );

@@ -7,4 +7,4 @@ pub mod simulate;
 mod text;
 pub mod top;
 
-pub use text::{DurationError, format_seconds, grouped, parse_duration, parse_period};
+pub use text::{DurationError, format_seconds, grouped, parse_duration, parse_period, table};

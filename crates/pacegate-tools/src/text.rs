@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use comfy_table::{CellAlignment, Table, presets};
 use indicatif::HumanCount;
 use jiff::{Span, SpanRelativeTo, SpanRound, Unit};
 
@@ -44,6 +45,25 @@ pub fn format_seconds(seconds: u64) -> String {
 /// Formats a number with commas between groups of three digits.
 pub fn grouped(number: u64) -> String {
     HumanCount(number).to_string()
+}
+
+/// A text with its control characters shown as blanks, so that it stays on one line.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+}
+
+/// Aligns the cells of rows, and returns a line for each row, which begins with a blank. Columns for which `is_number`
+/// returns true are right-aligned. Control characters are shown as blanks.
+pub fn table(rows: Vec<Vec<String>>, is_number: impl Fn(usize) -> bool) -> Vec<String> {
+    let mut table = Table::new();
+    let cells = |row: Vec<String>| row.into_iter().map(|cell| printable(&cell));
+    table.load_style(presets::NOTHING).add_rows(rows.into_iter().map(cells));
+    for (place, column) in table.column_iter_mut().enumerate() {
+        if is_number(place) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -155,9 +155,9 @@ impl Blocks {
 /// Follows the blocks of other processes. Returns at once if the blocks are not shared, otherwise never.
 pub(crate) async fn follow(active: Arc<ActiveConfig>) {
     let mut has_failed = false;
-    while active.revision().engine.blocks().shared.is_some() {
+    while active.revision().engine.blocks.shared.is_some() {
         let engine = active.revision().engine.clone();
-        let pause = match engine.blocks().refresh().await {
+        let pause = match engine.blocks.refresh().await {
             Ok(()) => {
                 has_failed = false;
                 READ_INTERVAL

@@ -13,8 +13,9 @@ use super::{files::Files, hint::shorten};
 pub struct Environment<'a> {
     variable: Lookup<'a>,
     /// True if secrets are read.
-    secrets: bool,
-    files: Rc<Files>,
+    pub(super) secrets: bool,
+    /// The files that this environment reads through.
+    pub(crate) files: Rc<Files>,
     /// The files of the secrets that were read.
     secret_files: RefCell<Vec<PathBuf>>,
 }
@@ -74,18 +75,9 @@ impl<'a> Environment<'a> {
         Self { files, ..self }
     }
 
-    /// Returns the files that this environment reads through.
-    pub(crate) fn files(&self) -> &Files {
-        &self.files
-    }
-
     /// Returns the files of all secrets that were looked up, found or not.
     pub(crate) fn into_secret_files(self) -> Vec<PathBuf> {
         self.secret_files.into_inner()
-    }
-
-    pub(super) fn has_secrets(&self) -> bool {
-        self.secrets
     }
 
     /// Returns the secret in a variable.

@@ -1,9 +1,14 @@
 //! Suggestions for misspelled words.
 
 /// Returns the first 40 characters of a text, escaped, followed by `…` if there are more.
-pub(crate) fn shorten(text: &str) -> String {
-    let mut short: String = text.chars().take(40).flat_map(char::escape_debug).collect();
-    if text.chars().nth(40).is_some() {
+pub(super) fn shorten(text: &str) -> String {
+    shorten_to(text, 40)
+}
+
+/// Returns at most `length` characters of a text, escaped, followed by `…` if there are more.
+pub(crate) fn shorten_to(text: &str, length: usize) -> String {
+    let mut short: String = text.chars().take(length).flat_map(char::escape_debug).collect();
+    if text.chars().nth(length).is_some() {
         short.push('…');
     }
     short

@@ -51,7 +51,7 @@ pub(crate) fn rule_files(
 /// Returns the text of a file. Of a file that is too long, returns a little more than is allowed.
 fn text(path: &Path, environment: &Environment<'_>) -> Result<String, LoadError> {
     let name = path.display().to_string();
-    let read = environment.files().read(path);
+    let read = environment.files.read(path);
     let bytes = read.map_err(|error| LoadError::Unreadable { path: name.clone(), error })?;
     let text = str::from_utf8(&bytes).map_err(|error| {
         let line = bytes[..error.valid_up_to()].split(|byte| *byte == b'\n').count();

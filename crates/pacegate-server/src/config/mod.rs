@@ -46,6 +46,7 @@ pub(crate) use bounds::Bounds;
 pub(crate) use environment::{SecretError, beside};
 pub(crate) use files::Files;
 pub(crate) use format::{FileFormat, format_of};
+pub(crate) use hint::shorten_to;
 pub(crate) use layout::LayoutError;
 pub(crate) use load::rule_files;
 pub(crate) use mask::masked;
@@ -53,7 +54,7 @@ pub(crate) use notifications::WebhookSettings;
 pub(crate) use security::{Credential, Scope, Security, TlsFiles};
 pub(crate) use spanned::At;
 pub(crate) use store::StoreAddressError;
-pub(crate) use text::{ValueError, duration};
+pub(crate) use text::duration;
 pub(crate) use yaml::message;
 
 use pacegate::PolicySet;

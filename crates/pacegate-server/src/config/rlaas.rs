@@ -31,11 +31,13 @@ pub(super) struct RateLimiter {
     max_requests: At<String>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Algo {
-    FixedWindow,
-    SlidingWindow,
-}
+/// An algorithm of RLaaS, with ours and the layout of its counters.
+type Row = (&'static str, Algorithm, fn() -> Layout);
+
+const ALGORITHMS: [Row; 2] = [
+    ("fixed-window-algo", Algorithm::FixedWindow, Layout::rlaas),
+    ("sliding-window-algo", Algorithm::SlidingLog, Layout::rlaas_log),
+];
 
 /// The attribute that requests are counted by.
 const USER: &str = "userId";
@@ -52,10 +54,12 @@ pub(super) fn read(
     let Application { limiter, failure: written, config } = application;
     let Ok(none) = PolicySet::new([]) else { return problems.finish(None) };
     let mut settings = Settings::new(none);
-    let algo = algo(&limiter.value, environment, &mut problems);
-    settings.layout = algo.map_or(settings.layout, Algo::layout);
+    let algorithm = algorithm(&limiter.value, environment, &mut problems);
+    let (algorithm, layout) = algorithm.unzip();
+    settings.layout = layout.unwrap_or(settings.layout);
     Reader { file, environment, problems: &mut problems }.read(&config, &mut settings);
-    let limit = algo.and_then(|algo| limit(algo, &limiter.value, environment, &mut problems));
+    let limit = algorithm
+        .and_then(|algorithm| limit(algorithm, &limiter.value, environment, &mut problems));
     let failure = written.map(|written| failure(&written, &mut problems));
     if let Some(limit) = limit {
         let location = limiter.value.max_requests.location;
@@ -73,26 +77,24 @@ pub(super) fn read(
     problems.finish(Some(settings))
 }
 
-fn algo(
+fn algorithm(
     written: &RateLimiter,
     environment: &Environment<'_>,
     problems: &mut Problems<'_>,
-) -> Option<Algo> {
+) -> Option<(Algorithm, Layout)> {
     let At { value, location, .. } = &written.use_algo;
     let text = problems.take(*location, placeholder::resolve(value, environment))?;
-    let algo = match &*text {
-        "fixed-window-algo" => Ok(Algo::FixedWindow),
-        "sliding-window-algo" => Ok(Algo::SlidingWindow),
-        other => {
-            let choices = among(other, &["fixed-window-algo", "sliding-window-algo"]);
-            Err(format!("`{}` is not an algorithm of RLaaS: {choices}", shorten(other)))
-        }
-    };
-    problems.take(*location, algo)
+    let known = ALGORITHMS.into_iter().find(|(name, ..)| *name == text);
+    let known = known.ok_or_else(|| {
+        let choices = among(&text, &ALGORITHMS.map(|(name, ..)| name));
+        format!("`{}` is not an algorithm of RLaaS: {choices}", shorten(&text))
+    });
+    let (_, algorithm, layout) = problems.take(*location, known)?;
+    Some((algorithm, layout()))
 }
 
 fn limit(
-    algo: Algo,
+    algorithm: Algorithm,
     written: &RateLimiter,
     environment: &Environment<'_>,
     problems: &mut Problems<'_>,
@@ -110,22 +112,6 @@ fn limit(
     let period =
         problems.take(window_size.location, Limit::new(0, Duration::from_secs(seconds)))?;
     let limit = Limit::new(amount, period.period());
-    let limit = limit.and_then(|limit| limit.with_algorithm(algo.algorithm()));
+    let limit = limit.and_then(|limit| limit.with_algorithm(algorithm));
     problems.take(max_requests.location, limit)
-}
-
-impl Algo {
-    fn algorithm(self) -> Algorithm {
-        match self {
-            Self::FixedWindow => Algorithm::FixedWindow,
-            Self::SlidingWindow => Algorithm::SlidingLog,
-        }
-    }
-
-    fn layout(self) -> Layout {
-        match self {
-            Self::FixedWindow => Layout::rlaas(),
-            Self::SlidingWindow => Layout::rlaas_log(),
-        }
-    }
 }

@@ -136,7 +136,7 @@ impl Reader<'_, '_> {
             let Some(credential) = self.credential(section) else { continue };
             let same = credentials.iter().find(|other| {
                 other.name == credential.name
-                    || (self.environment.has_secrets() && other.sha256 == credential.sha256)
+                    || (self.environment.secrets && other.sha256 == credential.sha256)
             });
             if let Some(same) = same {
                 let same = shorten(&same.name);
@@ -209,7 +209,7 @@ fn parse_hash(text: &str) -> Result<[u8; 32], HashError> {
 
 impl TlsFiles {
     /// Resolves the paths relative to the directory of the file `from`.
-    pub(super) fn beside(&self, from: &str) -> Self {
+    pub(crate) fn beside(&self, from: &str) -> Self {
         Self {
             certificate: beside(from, &self.certificate),
             key: beside(from, &self.key),

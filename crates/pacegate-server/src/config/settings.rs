@@ -21,7 +21,7 @@ use super::{
     store::StoreSection,
 };
 use crate::{
-    envoy::{EnvoyOptions, Rules, StatisticsSection, StatsSettings, XdsOptions},
+    envoy::{EnvoyOptions, Rules},
     listeners::{ListenAddresses, ListenSection, ListenerId},
 };
 
@@ -184,14 +184,8 @@ pub struct Settings {
     pub descriptors: Option<Descriptors>,
     /// Options for Envoy's descriptors.
     pub(crate) envoy: EnvoyOptions,
-    /// The statistics of envoyproxy/ratelimit, if the server was started in its place.
-    pub(crate) stats: Option<StatsSettings>,
     /// The origin of the rules, for messages, if the server was started in the place of envoyproxy/ratelimit.
     pub ratelimit: Option<String>,
-    /// True if the server is unhealthy without rules.
-    pub(crate) needs_rules: bool,
-    /// The config servers, if the rules come from there.
-    pub(crate) config_servers: Option<Arc<XdsOptions>>,
     /// TLS and API keys.
     pub security: Security,
     /// The receiver of threshold events.
@@ -223,12 +217,8 @@ impl Reader<'_, '_> {
         config.headers.apply(&mut settings.headers);
         settings.problem_details = config.problem_details;
         settings.descriptors = config.descriptors;
-        settings.envoy.clone_from(&config.envoy);
-        settings.needs_rules = config.envoy.needs_rules;
-        settings.config_servers =
-            config.envoy.xds.as_ref().map(|xds| xds.options(self.file).into());
-        settings.stats = config.envoy.statistics.as_ref().map(StatisticsSection::settings);
-        settings.security.grpc_tls = config.envoy.tls.as_ref().map(|tls| tls.beside(self.file));
+        settings.envoy = config.envoy.clone().beside(self.file);
+        settings.security.grpc_tls.clone_from(&settings.envoy.tls);
         settings.security.tls = config.tls.as_ref().map(|tls| tls.beside(self.file));
         settings.security.credentials = self.credentials(&config.keys);
         settings.webhook = self.webhook(&config.notifications);
@@ -262,10 +252,7 @@ impl Settings {
             problem_details: false,
             descriptors: None,
             envoy: EnvoyOptions::default(),
-            stats: None,
             ratelimit: None,
-            needs_rules: false,
-            config_servers: None,
             security: Security::default(),
             webhook: None,
             bounds: Bounds::default(),

@@ -8,7 +8,7 @@ use pacegate::{
 use pacegate_redis::Layout;
 
 use super::{Settings, StoreSettings, hint::shorten};
-use crate::listeners::exposed;
+use crate::listeners::{Exposed, exposed};
 
 /// Maximum number of pairs of policies in warnings, and of policies that are compared with each other.
 const MAX_PAIRS: usize = 20;
@@ -155,7 +155,7 @@ fn cluster(settings: &Settings, warnings: &mut Vec<String>) {
 }
 
 fn listeners(settings: &Settings, warnings: &mut Vec<String>) {
-    for (name, _, missing) in exposed(settings) {
+    for Exposed { name, missing, .. } in exposed(settings) {
         warnings.push(format!(
             "`listen.{name}` is open to other machines: the server does not start without {missing}"
         ));

@@ -96,7 +96,7 @@ async fn decide_with(
 ) -> Result<EnvoyDecision, EnvoyError> {
     let settings = &*revision.settings;
     resolve::check(request)?;
-    if settings.rules.is_pending() {
+    if settings.rules.is_pending {
         return Err(EnvoyError::NoConfiguration);
     }
     if resolve::exceeds_bounds(request, &settings.bounds) {
@@ -124,7 +124,7 @@ async fn decide_with(
     if is_over && !is_blocked && !settings.shadow && !is_independent {
         Box::pin(refund_allowed_quotas(engine, &resolved, &planned, &results)).await?;
     }
-    if let Some(stats) = &settings.stats {
+    if let Some(stats) = &settings.envoy.statistics {
         revision.hits.record(stats, request, &resolved, &planned, &results);
         if is_over && settings.shadow {
             revision.hits.count_global_shadow();

@@ -2,17 +2,15 @@
 //! the image.
 
 use std::{
-    fmt,
     net::{SocketAddr, ToSocketAddrs},
     path::PathBuf,
-    sync::Arc,
 };
 
 use super::{
     file::shorten,
     options::{EnvoyOptions, HeaderNames},
     rules::runtime_path,
-    stats::{StatsSettings, prefer_ipv4},
+    stats::prefer_ipv4,
     variables::{EnvironmentError, Result, Variables},
     xds::XdsOptions,
 };
@@ -24,8 +22,8 @@ use crate::{
 /// The configuration of a deployment.
 #[derive(Clone, Debug)]
 pub(crate) struct Deployment {
-    /// The origin of the rules.
-    pub(crate) rules: RuleOrigin,
+    /// The folder with the rules. `None`: the rules come from config servers.
+    pub(crate) folder: Option<PathBuf>,
     /// Log level and format.
     pub(crate) log: Logging,
     /// Variables without effect, and the reason.
@@ -34,20 +32,7 @@ pub(crate) struct Deployment {
     store: Option<StoreSettings>,
     http: Bind,
     grpc: Bind,
-    /// For gRPC only, as in envoyproxy/ratelimit: probes of the HTTP port do not use TLS.
-    tls: Option<TlsFiles>,
     shadow: bool,
-    needs_rules: bool,
-    stats: Option<StatsSettings>,
-}
-
-/// The origin of the rules.
-#[derive(Clone, Debug)]
-pub(crate) enum RuleOrigin {
-    /// A directory of files.
-    Files(PathBuf),
-    /// Config servers.
-    Servers(Arc<XdsOptions>),
 }
 
 /// Log settings.
@@ -84,17 +69,14 @@ impl Deployment {
         }
         variables.reject_unsupported()?;
         Ok(Some(Self {
-            rules: variables.rules()?,
-            options: variables.options()?,
+            folder: variables.folder()?,
+            options: variables.options(is_named)?,
             log: variables.logging()?,
             warnings: variables.warnings(),
             store: variables.store()?,
             http: Bind::At(variables.address("HOST", "PORT")?),
             grpc: Bind::At(variables.address("GRPC_HOST", "GRPC_PORT")?),
-            tls: variables.tls()?,
             shadow: variables.switch("SHADOW_MODE")?,
-            needs_rules: variables.switch("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED")?,
-            stats: variables.stats(is_named)?,
         }))
     }
 
@@ -107,24 +89,13 @@ impl Deployment {
         settings.listen[ListenerId::Http] = self.http;
         settings.listen[ListenerId::Grpc] = self.grpc;
         settings.shadow |= self.shadow;
-        settings.security.grpc_tls.clone_from(&self.tls);
+        settings.security.grpc_tls.clone_from(&self.options.tls);
         settings.envoy.clone_from(&self.options);
-        settings.stats.clone_from(&self.stats);
-        settings.ratelimit = Some(self.rules.to_string());
-        settings.needs_rules = self.needs_rules;
-        settings.config_servers = match &self.rules {
-            RuleOrigin::Files(_) => None,
-            RuleOrigin::Servers(options) => Some(options.clone()),
-        };
-    }
-}
-
-impl fmt::Display for RuleOrigin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Files(folder) => write!(f, "the files in {}", folder.display()),
-            Self::Servers(options) => write!(f, "the configuration of {}", options.addresses()),
-        }
+        let servers = self.options.xds.as_ref().map(XdsOptions::addresses).unwrap_or_default();
+        settings.ratelimit = Some(match &self.folder {
+            Some(folder) => format!("the files in {}", folder.display()),
+            None => format!("the configuration of {servers}"),
+        });
     }
 }
 
@@ -143,15 +114,15 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Ok(())
     }
 
-    fn rules(&self) -> Result<RuleOrigin> {
+    fn folder(&self) -> Result<Option<PathBuf>> {
         match &*self.text_or_default("CONFIG_TYPE") {
             "FILE" => {
                 let [root, folder, app] =
                     ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY", "RUNTIME_APPDIRECTORY"]
                         .map(|name| self.text_or_default(name));
-                Ok(RuleOrigin::Files(runtime_path(&root, &folder, &app)))
+                Ok(Some(runtime_path(&root, &folder, &app)))
             }
-            "GRPC_XDS_SOTW" => Ok(RuleOrigin::Servers(Arc::new(XdsOptions::read(self)?))),
+            "GRPC_XDS_SOTW" => Ok(None),
             _ => {
                 let problem = "is invalid: expected FILE or GRPC_XDS_SOTW";
                 Err(EnvironmentError::new("CONFIG_TYPE", problem))
@@ -159,7 +130,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         }
     }
 
-    fn options(&self) -> Result<EnvoyOptions> {
+    fn options(&self, is_named: bool) -> Result<EnvoyOptions> {
         let name = |variable| {
             let name = self.text_or_default(variable).try_into();
             name.map_err(|problem| EnvironmentError::new(variable, format!("has an {problem}")))
@@ -177,8 +148,10 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             dynamic_metadata: self.switch("RESPONSE_DYNAMIC_METADATA")?,
             cache_denials: self.cache_bytes()? > 0,
             response_headers: headers.transpose()?,
-            // `Deployment::apply` sets these.
-            ..EnvoyOptions::default()
+            needs_rules: self.switch("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED")?,
+            tls: self.tls()?,
+            statistics: self.statistics(is_named)?,
+            xds: self.folder()?.is_none().then(|| XdsOptions::read(self)).transpose()?,
         })
     }
 
@@ -268,8 +241,7 @@ mod tests {
     }
 
     fn folder(deployment: &Deployment) -> &Path {
-        let RuleOrigin::Files(folder) = &deployment.rules else { panic!("{deployment:?}") };
-        folder
+        deployment.folder.as_deref().unwrap()
     }
 
     fn url(variables: &[(&str, &str)]) -> String {
@@ -294,7 +266,8 @@ mod tests {
     fn defaults_are_those_of_envoyproxy_ratelimit() {
         let deployment = deployed(&[]).unwrap();
         assert_eq!(folder(&deployment), Path::new("/data/ratelimit/config"));
-        assert_eq!(deployment.options, EnvoyOptions::default());
+        let options = EnvoyOptions { statistics: None, ..deployment.options.clone() };
+        assert_eq!(options, EnvoyOptions::default());
         assert!(deployment.warnings.is_empty());
         assert_eq!(deployment.log, Logging { level: "warn", json: false });
         let mut settings = Settings::new(PolicySet::new([]).unwrap());

@@ -12,6 +12,7 @@ use std::{
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
 
+pub(super) use crate::config::shorten_to as shorten;
 use crate::config::{masked, message};
 
 /// The path and the text of a file.
@@ -168,15 +169,6 @@ fn collect_files(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> io::R
         }
     }
     Ok(())
-}
-
-/// Returns at most `length` characters of a text, escaped for display.
-pub(super) fn shorten(text: &str, length: usize) -> String {
-    let mut short: String = text.chars().take(length).flat_map(char::escape_debug).collect();
-    if text.chars().nth(length).is_some() {
-        short.push('…');
-    }
-    short
 }
 
 impl std::error::Error for FileError {}

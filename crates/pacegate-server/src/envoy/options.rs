@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{stats::StatisticsSection, xds::XdsSection};
+use super::{stats::StatsSettings, xds::XdsOptions};
 use crate::config::TlsFiles;
 
 /// Options for Envoy's descriptors. Each is a setting of envoyproxy/ratelimit.
@@ -41,12 +41,12 @@ pub(crate) struct EnvoyOptions {
     pub(crate) tls: Option<TlsFiles>,
 
     /// The statistics of envoyproxy/ratelimit about its rules.
-    #[schemars(with = "StatisticsSection")]
-    pub(crate) statistics: Option<StatisticsSection>,
+    #[schemars(with = "StatsSettings")]
+    pub(crate) statistics: Option<StatsSettings>,
 
     /// Config servers that send rules over xDS, instead of files of envoyproxy/ratelimit (`CONFIG_TYPE`).
-    #[schemars(with = "XdsSection")]
-    pub(crate) xds: Option<XdsSection>,
+    #[schemars(with = "XdsOptions")]
+    pub(crate) xds: Option<XdsOptions>,
 }
 
 /// The names of the headers that Envoy adds to its responses.
@@ -76,6 +76,14 @@ pub(crate) struct ResponseHeader(String);
 #[derive(Debug, thiserror::Error)]
 #[error("invalid header name: expected letters, digits and dashes, such as X-RateLimit-Limit")]
 pub(crate) struct HeaderNameError;
+
+impl EnvoyOptions {
+    /// Resolves the paths relative to the directory of `file`.
+    pub(crate) fn beside(self, file: &str) -> Self {
+        let tls = self.tls.map(|tls| tls.beside(file));
+        Self { tls, xds: self.xds.map(|xds| xds.beside(file)), ..self }
+    }
+}
 
 impl Default for HeaderNames {
     fn default() -> Self {

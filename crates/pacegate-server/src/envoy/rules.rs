@@ -32,9 +32,9 @@ pub(crate) struct Rules {
     /// One policy for each rule with a limit, in the order of the files. Only descriptors select them.
     pub(super) policies: Vec<Policy>,
     /// The rules as written, in the order of the files.
-    pub(super) written: Vec<WrittenRule>,
+    pub(crate) written: Vec<WrittenRule>,
     /// True if no config server has sent rules yet.
-    is_pending: bool,
+    pub(crate) is_pending: bool,
 }
 
 /// A rule as written in a file.
@@ -143,11 +143,6 @@ impl Rules {
         Self { is_pending: true, ..Self::default() }
     }
 
-    /// Returns true if no config server has sent rules yet.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.is_pending
-    }
-
     /// Returns true if there is no domain.
     pub(crate) fn is_empty(&self) -> bool {
         self.domains.is_empty()
@@ -161,11 +156,6 @@ impl Rules {
     /// Returns the number of policies.
     pub(crate) fn policies(&self) -> usize {
         self.policies.len()
-    }
-
-    /// Returns the rules as written.
-    pub(crate) fn written(&self) -> &[WrittenRule] {
-        &self.written
     }
 
     /// Returns the descriptors of a domain, or `None` if no file has it.

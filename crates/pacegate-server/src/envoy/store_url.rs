@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, utf8_percent_encode};
+
 use super::variables::{EnvironmentError, Result, Variables};
 use crate::config::StoreSettings;
 
@@ -122,15 +124,8 @@ fn login(auth: &str) -> String {
     format!("{}:{}@", escape(user), escape(password))
 }
 
-/// Percent-encodes a text.
-fn escape(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            _ if plain(byte) => escaped.push(char::from(byte)),
-            _ => escaped.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    escaped
+fn escape(text: &str) -> PercentEncode<'_> {
+    const ESCAPED: &AsciiSet =
+        &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+    utf8_percent_encode(text, ESCAPED)
 }

@@ -1,23 +1,12 @@
 //! The environment variables of envoyproxy/ratelimit.
 //!
-//! The tables declare every variable once: the parser takes defaults from them, and the guide shows them.
+//! The tables declare every variable once: the parser takes defaults from them, and a test compares the guide with
+//! them.
 
 use std::time::Duration;
 
 /// Looks up variables. Empty variables count as unset.
 pub(super) struct Variables<F>(pub(super) F);
-
-/// A variable that the server reads.
-struct Variable {
-    name: &'static str,
-    /// Empty: none.
-    default: &'static str,
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "only the test that compares the guide reads it")
-    )]
-    meaning: &'static str,
-}
 
 /// An invalid variable. Values are never shown, because they may be secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,126 +16,82 @@ pub struct EnvironmentError {
     problem: String,
 }
 
-pub(super) type Result<T> = std::result::Result<T, EnvironmentError>;
+pub(super) type Result<T, E = EnvironmentError> = std::result::Result<T, E>;
 
-const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
-    Variable { name, default, meaning }
-}
-
-/// Variables that have an effect.
-const VARIABLES: &[Variable] = &[
-    variable("RUNTIME_ROOT", "/srv/runtime_data/current", "folder of the files"),
-    variable("RUNTIME_SUBDIRECTORY", "", "folder below `RUNTIME_ROOT`"),
-    variable("RUNTIME_APPDIRECTORY", "config", "folder below `RUNTIME_SUBDIRECTORY`"),
-    variable(
-        "CONFIG_TYPE",
-        "FILE",
-        "`FILE`, or `GRPC_XDS_SOTW` for [config servers](envoy-gateway.md)",
-    ),
-    variable("MERGE_DOMAIN_CONFIG", "false", "several files or config servers may have one domain"),
-    variable(
-        "CONFIG_GRPC_XDS_SERVER_URL",
-        "localhost:18000",
-        "config servers: `host:port`, or several separated by commas",
-    ),
-    variable("CONFIG_GRPC_XDS_NODE_ID", "default", "name of this client"),
-    variable("CONFIG_GRPC_XDS_NODE_METADATA", "", "metadata of this client: `k=v,k=v`"),
-    variable("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "", "gRPC metadata: `k:v,k:v`"),
-    variable("CONFIG_GRPC_XDS_SERVER_USE_TLS", "false", "TLS to the config servers"),
-    variable("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "", "PEM file, beside the system's authorities"),
-    variable(
-        "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
-        "",
-        "name in the server's certificate, if not its host",
-    ),
-    variable("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "", "PEM file; read for each connection"),
-    variable("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "", "PEM file; read for each connection"),
-    variable(
-        "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL",
-        "100ms",
-        "first delay before a new connection; theirs: 10s",
-    ),
-    variable(
-        "XDS_CLIENT_BACKOFF_MAX_INTERVAL",
-        "800ms",
-        "maximum delay, which doubles each time; theirs: 60s",
-    ),
-    variable(
-        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-        "67108864",
-        "maximum size of a configuration; theirs: 4 MiB",
-    ),
-    variable(
-        "FORCE_START_WITHOUT_INITIAL_CONFIG",
-        "false",
-        "start before a config server has answered",
-    ),
-    variable(
-        "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
-        "false",
-        "health checks fail while no domain is loaded",
-    ),
-    variable("HOST", "0.0.0.0", "address or name for HTTP"),
-    variable("PORT", "8080", "port for HTTP"),
-    variable("GRPC_HOST", "0.0.0.0", "address or name for gRPC"),
-    variable("GRPC_PORT", "8081", "port for gRPC"),
-    variable("GRPC_UDS", "", "rejected if set"),
-    variable("GRPC_SERVER_USE_TLS", "false", "TLS for gRPC; HTTP stays without"),
-    variable("GRPC_SERVER_TLS_CERT", "", "PEM file; reloaded"),
-    variable("GRPC_SERVER_TLS_KEY", "", "PEM file; reloaded"),
-    variable("GRPC_CLIENT_TLS_CACERT", "", "if set, clients need a certificate of this authority"),
-    variable(
-        "GRPC_CLIENT_TLS_SAN",
-        "",
-        "name that these certificates need; rejected without `GRPC_CLIENT_TLS_CACERT`",
-    ),
-    variable("USE_PROMETHEUS", "false", "metrics of rules at `PROMETHEUS_ADDR`"),
-    variable("PROMETHEUS_ADDR", ":9090", "address for these metrics"),
-    variable("PROMETHEUS_PATH", "/metrics", "path of these metrics"),
-    variable("USE_STATSD", "true", "counters by statsd; off by default with `USE_PROMETHEUS`"),
-    variable("USE_DOG_STATSD", "false", "counters by DogStatsD, over UDP and with tags"),
-    variable("STATSD_HOST", "localhost", "address or name of the statsd server"),
-    variable("STATSD_PORT", "8125", "port of the statsd server"),
-    variable("STATSD_PROTOCOL", "tcp", "`tcp` or `udp`"),
-    variable("STATS_FLUSH_INTERVAL", "10s", "interval of sending to statsd"),
-    variable("EXTRA_TAGS", "", "tags for statsd: `name:value,name:value`"),
-    variable("NEAR_LIMIT_RATIO", "0.8", "hits above this part of a limit are near it"),
-    variable("DISABLE_STATS", "false", "no metrics for Prometheus, and no statsd"),
-    variable("DEBUG_HOST", "0.0.0.0", "address or name for `/rlconfig` and `/stats`"),
-    variable("DEBUG_PORT", "6070", "its port; off unless set or the program is called `ratelimit`"),
-    variable("LOG_LEVEL", "WARN", "log level, unless `PACEGATE_LOG` is set"),
-    variable("LOG_FORMAT", "text", "`text` or `json`, unless `PACEGATE_LOG_FORMAT` is set"),
-    variable("BACKEND_TYPE", "redis", "`memcache` is rejected"),
-    variable("REDIS_URL", "", "`host:port`, a list, a socket or a URL; unset: memory"),
-    variable("REDIS_TYPE", "SINGLE", "`SINGLE`, `SENTINEL` (`master,host:port,...`) or `CLUSTER`"),
-    variable("REDIS_SOCKET_TYPE", "", "`tcp` or `unix`; by default as `REDIS_URL` looks"),
-    variable("REDIS_AUTH", "", "`password` or `user:password`"),
-    variable("REDIS_SENTINEL_AUTH", "", "the same, for sentinels"),
-    variable("REDIS_TLS", "false", "TLS to Redis, also for a `REDIS_URL` with a scheme"),
-    variable("REDIS_TLS_CACERT", "", "PEM file"),
-    variable("REDIS_TLS_CLIENT_CERT", "", "PEM file"),
-    variable("REDIS_TLS_CLIENT_KEY", "", "PEM file"),
-    variable("REDIS_TIMEOUT", "100ms", "deadline of a call to Redis; theirs: 10s; `0`: 10s"),
-    variable("CACHE_KEY_PREFIX", "pg:", "prefix of key names"),
-    variable(
-        "LOCAL_CACHE_SIZE_IN_BYTES",
-        "0",
-        "above 0: cached denials do not reach Redis and are not counted; the size itself has no effect",
-    ),
-    variable("SHADOW_MODE", "false", "every request is allowed"),
-    variable("QUOTA_MODE", "false", "every rule is in quota mode"),
-    variable("RESPONSE_DYNAMIC_METADATA", "false", "`dynamic_metadata` in responses"),
-    variable("LIMIT_RESPONSE_HEADERS_ENABLED", "false", "headers in responses"),
-    variable("LIMIT_LIMIT_HEADER", "RateLimit-Limit", "name of a header"),
-    variable("LIMIT_REMAINING_HEADER", "RateLimit-Remaining", "name of a header"),
-    variable("LIMIT_RESET_HEADER", "RateLimit-Reset", "name of a header"),
-    variable("RUNTIME_WATCH_ROOT", "true", "changed files are always reloaded"),
-    variable("RUNTIME_IGNOREDOTFILES", "true", "hidden files are always ignored"),
-    variable("PACEGATE_DESCRIPTORS", "independent", "`together`: all or nothing"),
-    variable("PACEGATE_INSECURE", "false", "needed to listen without TLS and API keys"),
-    variable("PACEGATE_RESP", "off", "address for Redis clients"),
-    variable("PACEGATE_LOG", "", "replaces `LOG_LEVEL`"),
-    variable("PACEGATE_LOG_FORMAT", "", "replaces `LOG_FORMAT`"),
+/// Variables that have an effect, with their defaults. Empty: none.
+const VARIABLES: &[(&str, &str)] = &[
+    ("RUNTIME_ROOT", "/srv/runtime_data/current"),
+    ("RUNTIME_SUBDIRECTORY", ""),
+    ("RUNTIME_APPDIRECTORY", "config"),
+    ("CONFIG_TYPE", "FILE"),
+    ("MERGE_DOMAIN_CONFIG", "false"),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000"),
+    ("CONFIG_GRPC_XDS_NODE_ID", "default"),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", ""),
+    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", ""),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "false"),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", ""),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", ""),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", ""),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", ""),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "100ms"),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "800ms"),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "67108864"),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "false"),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false"),
+    ("HOST", "0.0.0.0"),
+    ("PORT", "8080"),
+    ("GRPC_HOST", "0.0.0.0"),
+    ("GRPC_PORT", "8081"),
+    ("GRPC_UDS", ""),
+    ("GRPC_SERVER_USE_TLS", "false"),
+    ("GRPC_SERVER_TLS_CERT", ""),
+    ("GRPC_SERVER_TLS_KEY", ""),
+    ("GRPC_CLIENT_TLS_CACERT", ""),
+    ("GRPC_CLIENT_TLS_SAN", ""),
+    ("USE_PROMETHEUS", "false"),
+    ("PROMETHEUS_ADDR", ":9090"),
+    ("PROMETHEUS_PATH", "/metrics"),
+    ("USE_STATSD", "true"),
+    ("USE_DOG_STATSD", "false"),
+    ("STATSD_HOST", "localhost"),
+    ("STATSD_PORT", "8125"),
+    ("STATSD_PROTOCOL", "tcp"),
+    ("STATS_FLUSH_INTERVAL", "10s"),
+    ("EXTRA_TAGS", ""),
+    ("NEAR_LIMIT_RATIO", "0.8"),
+    ("DISABLE_STATS", "false"),
+    ("DEBUG_HOST", "0.0.0.0"),
+    ("DEBUG_PORT", "6070"),
+    ("LOG_LEVEL", "WARN"),
+    ("LOG_FORMAT", "text"),
+    ("BACKEND_TYPE", "redis"),
+    ("REDIS_URL", ""),
+    ("REDIS_TYPE", "SINGLE"),
+    ("REDIS_SOCKET_TYPE", ""),
+    ("REDIS_AUTH", ""),
+    ("REDIS_SENTINEL_AUTH", ""),
+    ("REDIS_TLS", "false"),
+    ("REDIS_TLS_CACERT", ""),
+    ("REDIS_TLS_CLIENT_CERT", ""),
+    ("REDIS_TLS_CLIENT_KEY", ""),
+    ("REDIS_TIMEOUT", "100ms"),
+    ("CACHE_KEY_PREFIX", "pg:"),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", "0"),
+    ("SHADOW_MODE", "false"),
+    ("QUOTA_MODE", "false"),
+    ("RESPONSE_DYNAMIC_METADATA", "false"),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", "false"),
+    ("LIMIT_LIMIT_HEADER", "RateLimit-Limit"),
+    ("LIMIT_REMAINING_HEADER", "RateLimit-Remaining"),
+    ("LIMIT_RESET_HEADER", "RateLimit-Reset"),
+    ("RUNTIME_WATCH_ROOT", "true"),
+    ("RUNTIME_IGNOREDOTFILES", "true"),
+    ("PACEGATE_DESCRIPTORS", "independent"),
+    ("PACEGATE_INSECURE", "false"),
+    ("PACEGATE_RESP", "off"),
+    ("PACEGATE_LOG", ""),
+    ("PACEGATE_LOG_FORMAT", ""),
 ];
 
 /// Variables without effect, and the reason.
@@ -207,8 +152,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
     /// Returns the value of a variable, or its default in the table.
     pub(super) fn text_or_default(&self, name: &str) -> String {
-        let known = VARIABLES.iter().find(|variable| variable.name == name);
-        let default = known.map_or("", |variable| variable.default);
+        let known = VARIABLES.iter().find(|(known, _)| *known == name);
+        let default = known.map_or("", |(_, default)| default);
         self.text(name).unwrap_or_else(|| default.to_owned())
     }
 
@@ -284,42 +229,22 @@ fn parse_duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fmt::Write as _, fs, path::Path};
-
     use super::*;
 
-    const GUIDE: &str = "../../docs/guide/envoy-ratelimit.md";
-
-    /// Returns the tables of the guide.
-    fn tables() -> String {
-        let mut text = "| variable | default | effect |\n|---|---|---|\n".to_owned();
-        for Variable { name, default, meaning } in VARIABLES {
-            let default = if default.is_empty() { String::new() } else { format!(" `{default}`") };
-            writeln!(text, "| `{name}` |{default} | {meaning} |").unwrap();
-        }
-        text.push_str(
-            "\nThese have no effect, and cause a warning:\n\n| variable | reason |\n|---|---|\n",
-        );
-        text.push_str("| `REDIS_PERSECOND*` | limits per second use the same store |\n");
-        for (name, reason) in WITHOUT_EFFECT {
-            writeln!(text, "| `{name}` | {reason} |").unwrap();
-        }
-        text
-    }
-
-    /// With `PACEGATE_BLESS=1` this writes the tables instead.
     #[test]
     fn the_guide_has_the_tables_of_variables() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(GUIDE);
-        let page = fs::read_to_string(&path).unwrap();
-        let (begin, end) = ("<!-- variables -->\n", "<!-- end of variables -->");
-        let (before, rest) = page.split_once(begin).unwrap();
-        let (found, after) = rest.split_once(end).unwrap();
-        if std::env::var_os("PACEGATE_BLESS").is_some() {
-            fs::write(path, format!("{before}{begin}{}{end}{after}", tables())).unwrap();
-        } else {
-            assert_eq!(found, tables());
-        }
+        let page = include_str!("../../../../docs/guide/envoy-ratelimit.md");
+        let (_, tables) = page.split_once("<!-- variables -->\n").unwrap();
+        let (tables, _) = tables.split_once("<!-- end of variables -->").unwrap();
+        let rows = tables.lines().filter(|line| line.starts_with("| `"));
+        let found = rows.map(|row| {
+            let mut cells = row.split('|').map(|cell| cell.trim().trim_matches('`'));
+            (cells.nth(1).unwrap(), cells.next().unwrap())
+        });
+        let second_redis = ("REDIS_PERSECOND*", "limits per second use the same store");
+        let expected = VARIABLES.iter().chain([&second_redis]).chain(WITHOUT_EFFECT);
+        let plain = expected.map(|(name, text)| (*name, text.trim_matches('`')));
+        assert_eq!(found.collect::<Vec<_>>(), plain.collect::<Vec<_>>());
     }
 
     #[test]

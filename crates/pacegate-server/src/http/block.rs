@@ -55,7 +55,7 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
     // Checked first: without an API key, errors must not reveal the names of policies.
     let access = revision.access(&head.headers)?;
     let body: BlockRequest = parse(&body)?;
-    let blocks = revision.engine.blocks();
+    let blocks = &revision.engine.blocks;
     let time = block_time(body.seconds, body.until, blocks.now())?;
     let named = NamedKey::new(&body.policy, &body.key, &revision, access)?;
     let access = revision.access_to(&head.headers, Scope::Admin, named.domain)?;
@@ -65,7 +65,7 @@ pub(super) async fn block(shared: Context, request: Request) -> HttpResult {
         BlockError::TooMany => ProblemDetails::too_many_blocks(error.to_string()),
         BlockError::Store(error) => unchanged(error),
     })?;
-    shared.active.audit().keys("block", &access, &[(named.policy, named.key.as_ref())]);
+    shared.active.audit.keys("block", &access, &[(named.policy, named.key.as_ref())]);
     json(&BlockResponse::new(named.policy, &named.key, until))
 }
 
@@ -80,13 +80,13 @@ pub(super) async fn unblock(shared: Context, request: Request) -> HttpResult {
         None => revision.access_everywhere(request.headers(), Scope::Admin)?,
     };
     let is_meant = |block: &Block| is_named(block, &policy, &key);
-    let lifted = revision.engine.blocks().lift(is_meant).await.map_err(unchanged)?;
+    let lifted = revision.engine.blocks.lift(is_meant).await.map_err(unchanged)?;
     if lifted.is_empty() {
         // Reports a policy or a key that cannot exist.
         NamedKey::new(&policy, &key, &revision, access)?;
     } else {
         let keys: Vec<_> = lifted.iter().map(|block| (block.policy, block.key.as_ref())).collect();
-        shared.active.audit().keys("unblock", &access, &keys);
+        shared.active.audit.keys("unblock", &access, &keys);
     }
     json(&Done { limits: lifted.len() })
 }

@@ -433,12 +433,12 @@ impl ProcessReport {
 }
 
 fn listeners(active: &ActiveConfig) -> Vec<ListenerModel> {
-    let history = active.live().history().lock();
-    let listeners = active.live().listeners().iter().enumerate();
+    let history = active.live.history.lock();
+    let listeners = active.live.listeners().iter().enumerate();
     let model = |(place, listener): (usize, &Arc<ListenerMetrics>)| {
         let latency = history.last_minute(place);
         ListenerModel {
-            name: listener.name(),
+            name: listener.name,
             connections: listener.connections(),
             requests: listener.answered(),
             latency: LatencyModel {
@@ -487,7 +487,7 @@ impl KeyModel {
 
 impl StoreModel {
     fn new(active: &ActiveConfig) -> Self {
-        match active.state() {
+        match &active.state {
             State::Memory(store) => {
                 let MemoryUsage { keys, max_keys, bytes, overflowed, reservations, .. } =
                     store.usage();

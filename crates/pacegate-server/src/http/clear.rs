@@ -42,6 +42,6 @@ pub(super) async fn clear(shared: Context, request: Request) -> HttpResult {
     };
     let access = revision.access_to(&head.headers, Scope::Admin, domain)?;
     let keys = revision.engine.clear(target).await?;
-    shared.active.audit().clear(&access, target, keys);
+    shared.active.audit.clear(&access, target, keys);
     json(&ClearResponse { keys })
 }

@@ -68,7 +68,7 @@ where
     let ended =
         run_connection(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
     if let Err(error) = ended {
-        let (peer, is_violation) = (watch.peer(), watch.is_http2() && is_violation(&*error));
+        let (peer, is_violation) = (&watch.peer, watch.is_http2() && is_violation(&*error));
         let error = describe(&*error);
         tracing::debug!(%peer, %error, "an HTTP connection ended early");
         if let Some(events) = is_violation.then(|| shared.violations.events()).flatten() {

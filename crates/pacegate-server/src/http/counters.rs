@@ -68,7 +68,7 @@ async fn reset_charges(
     audited: &[Charge<'_>],
 ) -> HttpResult {
     revision.engine.charges().reset(charges).await?;
-    shared.active.audit().charges("reset", &access, audited);
+    shared.active.audit.charges("reset", &access, audited);
     json(&Done { limits: charges.len() })
 }
 
@@ -82,7 +82,7 @@ pub(super) async fn refund(shared: Context, request: Request) -> HttpResult {
     let limits = check.charged_limits(&revision.engine);
     let charges = limits.charges(check.cost())?;
     revision.engine.refund(&charges).await?;
-    shared.active.audit().charges("refund", &access, &charges);
+    shared.active.audit.charges("refund", &access, &charges);
     json(&Done { limits: charges.len() })
 }
 
@@ -143,7 +143,7 @@ async fn change_permit(shared: &Shared, request: Request, change: PermitChange) 
         PermitChange::Release => {
             revision.engine.charges().release(&charges).await?;
             if access.is_authenticated() && !charges.is_empty() {
-                shared.active.audit().charges("release", &access, &charges);
+                shared.active.audit.charges("release", &access, &charges);
             }
         }
         PermitChange::Renew => {

@@ -36,10 +36,10 @@ const DRAIN_CHECK: Duration = Duration::from_millis(200);
 pub(super) async fn events(shared: Context, request: Request) -> Result<Response, ProblemDetails> {
     shared.active.revision().access_everywhere(request.headers(), Scope::Admin)?;
     if !wants_stream(request.headers()) {
-        let list = EventList { events: shared.active.thresholds().recent() };
+        let list = EventList { events: shared.active.thresholds.recent() };
         return Ok(json(&list)?.map(axum::body::Body::new));
     }
-    let Some(subscription) = shared.active.thresholds().subscribe() else {
+    let Some(subscription) = shared.active.thresholds.subscribe() else {
         return Err(ProblemDetails::unavailable("too many event streams are open".to_owned()));
     };
     let events = new_events(shared.active.clone(), subscription);

@@ -124,14 +124,14 @@ pub(super) async fn live(shared: Context, request: Request) -> HttpResult {
     let stats = revision.engine.stats();
     let used = used(&shared, &revision, &stats).await;
     let policies = policies(&revision, &stats, &used);
-    let (blocked, blocked_total) = revision.engine.blocks().list(MAX_BLOCKS);
-    let mut thresholds = shared.active.thresholds().recent();
+    let (blocked, blocked_total) = revision.engine.blocks.list(MAX_BLOCKS);
+    let mut thresholds = shared.active.thresholds.recent();
     thresholds.truncate(MAX_THRESHOLDS);
     let names: Vec<_> = policies.iter().map(|(name, _)| *name).collect();
     json(&LiveResponse {
         process: ProcessReport::new(&shared.active, &revision, &stats).truncate_keys(MAX_KEYS),
         now: Seconds(Duration::from_micros(shared.now().as_micros())),
-        started: shared.active.live().started().as_micros() / 1_000_000,
+        started: shared.active.live.started.as_micros() / 1_000_000,
         version: env!("CARGO_PKG_VERSION"),
         draining: shared.active.is_draining(),
         keys_configured: !revision.settings.security.credentials.is_empty(),
@@ -153,7 +153,7 @@ pub(super) async fn decisions(shared: Context, request: Request) -> HttpResult {
     let named = NamedKey::from_query(&request, &revision)?
         .ok_or_else(|| ProblemDetails::request("the parameters `policy` and `key` are required"))?;
     revision.access_to(request.headers(), Scope::Admin, named.domain)?;
-    let found = revision.engine.recent().of(named.policy, named.key.as_ref(), MAX_DECISIONS);
+    let found = revision.engine.recent.of(named.policy, named.key.as_ref(), MAX_DECISIONS);
     let model = |RecentDecision { at, cost, decision, .. }| {
         let at = Seconds(Duration::from_micros(at.as_micros()));
         RecentModel { at, cost, decision }
@@ -233,11 +233,11 @@ async fn used(
     revision: &Revision,
     stats: &Stats,
 ) -> Arc<HashMap<PolicyName, f64>> {
-    if !shared.active.state().is_reachable() {
+    if !shared.active.state.is_reachable() {
         return Arc::default();
     }
     let at = (shared.now().as_micros() / 1_000_000, revision.number);
-    let mut known = shared.active.live().used().lock().await;
+    let mut known = shared.active.live.used.lock().await;
     if let Some(used) = known.as_ref().filter(|used| used.at == at) {
         return used.shares.clone();
     }
@@ -251,7 +251,7 @@ async fn measure_usage(engine: &Engine, stats: &Stats) -> HashMap<PolicyName, f6
     let keys =
         stats.busiest.iter().filter_map(|top| Some((top.policy, top.whole.as_ref()?.as_ref())));
     let recent: Vec<RecentDecision> =
-        keys.clone().filter_map(|(policy, key)| engine.recent().of(policy, key, 1).pop()).collect();
+        keys.clone().filter_map(|(policy, key)| engine.recent.of(policy, key, 1).pop()).collect();
     let is_plain = |policy: PolicyName| {
         let all = engine.policies();
         all.get(policy).is_some_and(|policy| policy.overrides.is_empty())
@@ -296,7 +296,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
 impl HistoryModel {
     fn new(active: &ActiveConfig, range: Range, policies: &[PolicyName]) -> Self {
         let Range { since, resolution } = range;
-        let history = active.live().history().lock();
+        let history = active.live.history.lock();
         let span = history.span(resolution);
         let (from, length) = span.range(since);
         let names = policies.iter().map(|policy| policy.as_str());

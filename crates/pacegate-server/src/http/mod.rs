@@ -55,7 +55,7 @@ use crate::{
     metrics::{ListenerMetrics, Metrics},
     reload::Reload,
     service::{
-        ADMIN_OFF, Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch,
+        ADMIN_OFF, Access, Drain, Held, InFlight, Keys, Peer, Protocol, Quiet, Share, Watch, bearer,
     },
     trace,
 };
@@ -188,7 +188,7 @@ async fn handle(
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     if response.status() == StatusCode::UNAUTHORIZED {
-        shared.active.audit().rejected_key(ListenerId::Http, None);
+        shared.active.audit.rejected_key(ListenerId::Http, None);
     }
     if response.headers().contains_key(DEGRADED) {
         shared.listener.count_degraded(1);
@@ -345,8 +345,7 @@ impl Revision {
         if !keys.are_needed() {
             return keys.access(None).ok_or_else(ProblemDetails::unauthorized);
         }
-        let key = headers.get(header::AUTHORIZATION).and_then(bearer);
-        keys.access(key).ok_or_else(ProblemDetails::unauthorized)
+        keys.access(bearer(headers)).ok_or_else(ProblemDetails::unauthorized)
     }
 
     /// Rejects administration where it is off.
@@ -418,12 +417,6 @@ fn permit(
         true => Err(ProblemDetails::inline()),
         false => Ok(()),
     }
-}
-
-/// Returns the API key of `Bearer KEY`.
-fn bearer(value: &HeaderValue) -> Option<&[u8]> {
-    let (scheme, key) = value.as_bytes().split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
 }
 
 impl fmt::Debug for Shared {

@@ -26,11 +26,11 @@ pub(super) struct Route {
 /// A parameter in the query or a header.
 #[derive(Clone, Copy)]
 pub(super) struct Parameter {
-    pub(super) name: &'static str,
-    pub(super) location: &'static str,
-    pub(super) description: &'static str,
-    pub(super) is_required: bool,
-    pub(super) schema: SchemaOf,
+    name: &'static str,
+    location: &'static str,
+    description: &'static str,
+    is_required: bool,
+    schema: SchemaOf,
 }
 
 #[derive(Clone)]
@@ -217,13 +217,21 @@ impl Route {
 }
 
 impl Parameter {
-    pub(super) const fn query(name: &'static str) -> Self {
+    pub(super) const fn query(name: &'static str, description: &'static str) -> Self {
         let schema = schema::<String>;
-        Self { name, location: "query", description: "", is_required: false, schema }
+        Self { name, location: "query", description, is_required: false, schema }
     }
 
     pub(super) const fn header(name: &'static str, description: &'static str) -> Self {
-        Self { location: "header", description, ..Self::query(name) }
+        Self { location: "header", ..Self::query(name, description) }
+    }
+
+    pub(super) const fn required(self) -> Self {
+        Self { is_required: true, ..self }
+    }
+
+    pub(super) const fn with(self, schema: SchemaOf) -> Self {
+        Self { schema, ..self }
     }
 
     fn describe(&self, schemas: &mut SchemaGenerator) -> Value {

@@ -85,7 +85,7 @@ async fn current_count(shared: &Shared, decision: &Decision, user: &str) -> u64 
     let Some(limit) = decision.limit() else { return 0 };
     let used = limit.capacity().saturating_sub(decision.remaining());
     let counts_denied = shared.active.revision().settings.count_denied;
-    match shared.active.state() {
+    match &shared.active.state {
         Gated::Redis(store) if counts_denied && !decision.is_allowed() => {
             let count = store.count(user, limit).await;
             count.map_or(used, |count| count.max(used))

@@ -34,55 +34,44 @@ use crate::{
 const JSON: &str = "application/json";
 const TEXT: &str = "text/plain";
 
-const POLICY: Parameter = Parameter {
-    description: "Policy name; `key` is then one of its keys as GET /v1/live shows it",
-    ..Parameter::query("policy")
-};
+const POLICY: Parameter = Parameter::query(
+    "policy",
+    "Policy name; `key` is then one of its keys as GET /v1/live shows it",
+);
+
 const CHECK_QUERY: &[Parameter] = &[
-    Parameter { description: "Domain whose policies apply", ..Parameter::query("domain") },
-    Parameter {
-        description: "Attribute as NAME:VALUE; may be repeated",
-        schema: schema::<Vec<String>>,
-        ..Parameter::query("attribute")
-    },
-    Parameter { description: "Key to limit by `limit`", ..Parameter::query("key") },
-    Parameter {
-        description: "Limit such as 100/minute; may be repeated",
-        schema: schema::<Vec<String>>,
-        ..Parameter::query("limit")
-    },
+    Parameter::query("domain", "Domain whose policies apply"),
+    Parameter::query("attribute", "Attribute as NAME:VALUE; may be repeated")
+        .with(schema::<Vec<String>>),
+    Parameter::query("key", "Key to limit by `limit`"),
+    Parameter::query("limit", "Limit such as 100/minute; may be repeated")
+        .with(schema::<Vec<String>>),
     POLICY,
 ];
-const BLOCK_QUERY: &[Parameter] = &[
-    Parameter { is_required: true, ..POLICY },
-    Parameter {
-        description: "Key as GET /v1/live shows it",
-        is_required: true,
-        ..Parameter::query("key")
-    },
-];
+
+const BLOCK_QUERY: &[Parameter] =
+    &[POLICY.required(), Parameter::query("key", "Key as GET /v1/live shows it").required()];
+
 const LIVE_QUERY: &[Parameter] = &[
-    Parameter {
-        description: "Omit the history up to this Unix time in seconds",
-        schema: schema::<u64>,
-        ..Parameter::query("since")
-    },
-    Parameter {
-        description: "Seconds of a sample: 1 for the last five minutes, 15 for an hour, 300 for a day",
-        schema: sample_seconds,
-        ..Parameter::query("step")
-    },
+    Parameter::query("since", "Omit the history up to this Unix time in seconds")
+        .with(schema::<u64>),
+    Parameter::query(
+        "step",
+        "Seconds of a sample: 1 for the last five minutes, 15 for an hour, 300 for a day",
+    )
+    .with(sample_seconds),
 ];
-const USER_ID: &[Parameter] =
-    &[Parameter { description: "User", is_required: true, ..Parameter::query("userId") }];
+
+const USER_ID: &[Parameter] = &[Parameter::query("userId", "User").required()];
+
 const AUTH_PARAMETERS: &[Parameter] = &[
-    Parameter { description: "Domain whose policies apply", ..Parameter::query("domain") },
-    Parameter {
-        description: "Status of a denial, and the headers to read: 403 for nginx (X-Original-*), 429 for Traefik and \
-                      Caddy (X-Forwarded-*)",
-        schema: deny_status,
-        ..Parameter::query("deny")
-    },
+    Parameter::query("domain", "Domain whose policies apply"),
+    Parameter::query(
+        "deny",
+        "Status of a denial, and the headers to read: 403 for nginx (X-Original-*), 429 for Traefik and \
+         Caddy (X-Forwarded-*)",
+    )
+    .with(deny_status),
     Parameter::header("X-Original-URI", "Attribute `path`, without the query"),
     Parameter::header("X-Original-Method", "Attribute `method`"),
     Parameter::header("X-Original-Host", "Attribute `host`"),

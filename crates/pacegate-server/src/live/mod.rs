@@ -24,13 +24,13 @@ use crate::{active_config::ActiveConfig, metrics::ListenerMetrics};
 /// The recent history of the server.
 #[derive(Debug)]
 pub(crate) struct Live {
-    started: Timestamp,
+    pub(crate) started: Timestamp,
     /// Written once a second, read by requests for live data.
-    history: Mutex<History>,
+    pub(crate) history: Mutex<History>,
     /// Set when the server starts.
     listeners: OnceLock<Vec<Arc<ListenerMetrics>>>,
     /// Held during an update, so that other readers wait for it.
-    used: tokio::sync::Mutex<Option<Used>>,
+    pub(crate) used: tokio::sync::Mutex<Option<Used>>,
 }
 
 /// The highest usage among the busiest keys of each policy.
@@ -53,11 +53,6 @@ impl Live {
         }
     }
 
-    /// Returns the time of the start.
-    pub(crate) fn started(&self) -> Timestamp {
-        self.started
-    }
-
     /// Sets the listeners whose latency is recorded. Only the first call has an effect.
     pub(crate) fn set_listeners(&self, listeners: Vec<Arc<ListenerMetrics>>) {
         self.listeners.get_or_init(|| listeners);
@@ -66,16 +61,6 @@ impl Live {
     /// Returns the listeners, in the order of their latencies in the history.
     pub(crate) fn listeners(&self) -> &[Arc<ListenerMetrics>] {
         self.listeners.get().map_or(&[], Vec::as_slice)
-    }
-
-    /// Returns the last known usage.
-    pub(crate) fn used(&self) -> &tokio::sync::Mutex<Option<Used>> {
-        &self.used
-    }
-
-    /// Returns the decisions and latencies of the last day.
-    pub(crate) fn history(&self) -> &Mutex<History> {
-        &self.history
     }
 }
 
@@ -95,9 +80,9 @@ const SECOND: u64 = 1_000_000;
 /// Records the decisions up to the end of this second.
 pub(crate) fn record_second(active: &ActiveConfig, second: u64) {
     let revision = active.revision();
-    revision.engine.blocks().expire();
-    revision.engine.recent().refill();
-    let latencies = active.live().listeners().iter().map(|listener| listener.latency());
+    revision.engine.blocks.expire();
+    revision.engine.recent.refill();
+    let latencies = active.live.listeners().iter().map(|listener| listener.latency());
     let (stats, latencies) = (revision.engine.stats(), latencies.collect());
-    active.live().history().lock().push(second, &stats, latencies);
+    active.live.history.lock().push(second, &stats, latencies);
 }

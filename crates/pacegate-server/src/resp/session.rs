@@ -8,7 +8,7 @@ mod reservations;
 use std::{net::IpAddr, sync::Arc};
 
 use futures_util::future::join_all;
-use pacegate::{Charge, CheckError, Decision, Grant, PolicyName};
+use pacegate::{Charge, CheckError, Decision, Grant};
 use smallvec::SmallVec;
 
 use super::{
@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     active_config::{ActiveConfig, Revision},
+    blocks::find_name,
     check::Check,
     config::Scope,
     engine::{ClearTarget, Engine},
@@ -348,22 +349,14 @@ impl RespSession {
         let (target, domain) = if kind.eq_ignore_ascii_case(b"DOMAIN") {
             (ClearTarget::Domain(&name), &*name)
         } else if kind.eq_ignore_ascii_case(b"POLICY") {
-            let mut policies = revision.engine.policies().policies().iter();
-            let (policy, domain) = match policies.find(|policy| policy.name.as_str() == name) {
-                Some(policy) => (policy.name, &*policy.domain),
-                None if name == PolicyName::INLINE.as_str() => (PolicyName::INLINE, ""),
-                None if access.allows_everywhere(Scope::Check) => {
-                    return Err(CommandError::UnknownPolicy);
-                }
-                None => return Err(CommandError::NoPermission),
-            };
+            let (policy, domain) = find_name(&name, revision, access)?;
             (ClearTarget::Policy(policy), domain)
         } else {
             return Err(CommandError::Usage(CLEAR_USAGE));
         };
         self.check_access(revision, Scope::Admin, domain)?;
         let cleared = revision.engine.clear(target).await?;
-        active.audit().clear(&access, target, cleared);
+        active.audit.clear(&access, target, cleared);
         Ok(cleared)
     }
 
@@ -388,7 +381,7 @@ impl RespSession {
             }
         };
         if let Some(access) = self.access(revision) {
-            active.audit().charges(action, &access, &charges);
+            active.audit.charges(action, &access, &charges);
         }
         self.replies.simple("OK");
         Ok(())

@@ -36,10 +36,12 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 /// A bound socket and its connections.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    name: &'static str,
+    /// The name in logs and metrics.
+    pub(crate) name: &'static str,
     /// Taken by [`Listener::run`], and closed when the drain starts.
     socket: Mutex<Option<std::net::TcpListener>>,
-    address: SocketAddr,
+    /// The bound address, with the actual port.
+    pub(crate) address: SocketAddr,
     max: usize,
     room: Arc<Semaphore>,
     sources: Arc<Sources>,
@@ -76,16 +78,6 @@ impl Listener {
         let sources = Sources::new(max.div_ceil(2));
         let (refused, refusals) = (AtomicU64::new(0), Quiet::default());
         Ok(Self { name, socket, address, max, room, sources, refused, refusals })
-    }
-
-    /// Returns the name in logs and metrics.
-    pub(crate) fn name(&self) -> &'static str {
-        self.name
-    }
-
-    /// Returns the bound address, with the actual port.
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
     }
 
     /// Returns the number of open connections.

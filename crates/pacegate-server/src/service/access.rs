@@ -1,3 +1,4 @@
+use http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
@@ -74,6 +75,13 @@ impl Access<'_> {
     pub(crate) fn name(&self) -> &str {
         self.credential.map_or("anybody", |credential| &credential.name)
     }
+}
+
+/// Returns the API key in `Authorization: Bearer KEY`.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (scheme, key) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
 }
 
 /// The message for administration that is off.

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Chain;
 use http::Version;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -27,7 +28,7 @@ use crate::config::Bounds;
 /// stays on one thread.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    peer: Peer,
+    pub(crate) peer: Peer,
     share: Arc<Share>,
     is_authenticated: AtomicBool,
     /// Many requests have lacked an API key.
@@ -63,6 +64,8 @@ pub(crate) struct Open(Arc<Watch>);
 /// A socket whose reads the watch sees.
 pub(crate) struct Watched<I> {
     io: I,
+    /// Bytes to read before those of the socket.
+    first: &'static [u8],
     watch: Arc<Watch>,
     /// Runs until a client without an API key may be read from again.
     pause: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -171,25 +174,13 @@ fn poll_and_flush<C: Future>(
 
 /// An error with its causes, in one line.
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
+    let texts: Vec<_> = Chain::new(error).map(ToString::to_string).collect();
+    texts.join(": ")
 }
 
 /// Returns true if a connection ended because of a protocol violation by the client.
 pub(crate) fn is_violation(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error.is::<io::Error>() {
-            return false;
-        }
-        cause = error.source();
-    }
-    true
+    !Chain::new(error).any(|error| error.is::<io::Error>())
 }
 
 impl Watch {
@@ -219,7 +210,7 @@ impl Watch {
 
     /// Watches the reads of a socket.
     pub(crate) fn watched<I>(self: &Arc<Self>, io: I) -> Watched<I> {
-        Watched { io, watch: self.clone(), pause: None }
+        Watched { io, first: &[], watch: self.clone(), pause: None }
     }
 
     /// A request has arrived.
@@ -247,10 +238,6 @@ impl Watch {
     fn release_writes(&self) -> bool {
         self.holds_writes.store(false, Ordering::Relaxed);
         self.has_held_writes.swap(false, Ordering::Relaxed)
-    }
-
-    pub(crate) fn peer(&self) -> &Peer {
-        &self.peer
     }
 
     /// Returns the bytes that an HTTP/2 connection holds. HTTP/1.1 has one request at a time and needs no count.
@@ -428,6 +415,11 @@ impl<'a> Timeouts<'a> {
 }
 
 impl<I: AsyncRead + Unpin> Watched<I> {
+    /// Replays bytes that have already been read.
+    pub(crate) fn after(self, first: &'static [u8]) -> Self {
+        Self { first, ..self }
+    }
+
     /// Reads at most `max` bytes, once it is the turn of a client without an API key.
     fn poll_unauthenticated(
         &mut self,
@@ -456,6 +448,12 @@ impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.first.is_empty() {
+            let (now, later) = self.first.split_at(buf.remaining().min(self.first.len()));
+            buf.put_slice(now);
+            self.first = later;
+            return Poll::Ready(Ok(()));
+        }
         let left = self.watch.turn_left();
         if left == 0 {
             cx.waker().wake_by_ref();

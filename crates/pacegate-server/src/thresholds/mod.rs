@@ -16,10 +16,7 @@ use tokio::{
     time::interval,
 };
 
-pub(crate) use self::{
-    event::ThresholdModel,
-    webhook::{Webhook, WebhookStats},
-};
+pub(crate) use self::{event::ThresholdModel, webhook::Webhook};
 use crate::config::WebhookSettings;
 
 /// All threshold events of this process.
@@ -31,7 +28,7 @@ pub(crate) struct ThresholdEvents {
     recent: Mutex<VecDeque<Arc<ThresholdModel>>>,
     live: broadcast::Sender<Arc<ThresholdModel>>,
     streams: Arc<Semaphore>,
-    webhook: Arc<Webhook>,
+    pub(crate) webhook: Arc<Webhook>,
 }
 
 /// Numbers of events by policy and threshold.
@@ -85,10 +82,6 @@ impl ThresholdEvents {
     pub(crate) fn subscribe(&self) -> Option<EventStream> {
         let permit = self.streams.clone().try_acquire_owned().ok()?;
         Some((self.live.subscribe(), permit))
-    }
-
-    pub(crate) fn webhook(&self) -> &Arc<Webhook> {
-        &self.webhook
     }
 
     /// Logs the numbers of new events, without their keys. Never returns.

@@ -5,7 +5,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -16,6 +16,7 @@ use hmac::{Hmac, Mac};
 use http::{HeaderName, HeaderValue, StatusCode};
 use pacegate::{Clock, SystemClock};
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 use sha2::Sha256;
 use tokio::{
     sync::Notify,
@@ -42,9 +43,10 @@ pub(crate) struct Webhook {
     attempted: Notify,
     /// Events that a worker is sending.
     in_flight: AtomicUsize,
-    delivered: AtomicU64,
-    failed_attempts: AtomicU64,
-    dropped: AtomicU64,
+    pub(crate) delivered: Counter,
+    pub(crate) failed_attempts: Counter,
+    /// Events that were too old, or that had no room in the queue.
+    pub(crate) dropped: Counter,
     failures_log: Quiet,
     dropped_log: Quiet,
 }
@@ -54,16 +56,6 @@ struct QueuedEvent {
     id: String,
     body: Bytes,
     since: Instant,
-}
-
-/// The deliveries of a webhook since the start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WebhookStats {
-    pub(crate) delivered: u64,
-    pub(crate) failed_attempts: u64,
-    /// Events that were too old, or that had no room in the queue.
-    pub(crate) dropped: u64,
-    pub(crate) queued: usize,
 }
 
 /// The reason why an attempt failed.
@@ -99,9 +91,9 @@ impl Webhook {
             added: Notify::new(),
             attempted: Notify::new(),
             in_flight: AtomicUsize::new(0),
-            delivered: AtomicU64::new(0),
-            failed_attempts: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
+            delivered: Counter::default(),
+            failed_attempts: Counter::default(),
+            dropped: Counter::default(),
             failures_log: Quiet::default(),
             dropped_log: Quiet::default(),
         }
@@ -112,18 +104,12 @@ impl Webhook {
         self.settings.store(settings.map(Arc::new));
     }
 
-    /// Returns `None` if no webhook is configured.
-    pub(crate) fn stats(&self) -> Option<WebhookStats> {
-        self.settings.load().as_ref()?;
-        Some(WebhookStats {
-            delivered: self.delivered.load(Ordering::Relaxed),
-            failed_attempts: self.failed_attempts.load(Ordering::Relaxed),
-            dropped: self.dropped.load(Ordering::Relaxed),
-            queued: self.queued(),
-        })
+    pub(crate) fn is_configured(&self) -> bool {
+        self.settings.load().is_some()
     }
 
-    fn queued(&self) -> usize {
+    /// Returns the number of events that are not delivered yet.
+    pub(crate) fn queued(&self) -> usize {
         self.queue.lock().len() + self.in_flight.load(Ordering::Relaxed)
     }
 
@@ -153,7 +139,7 @@ impl Webhook {
     }
 
     fn count_dropped(&self, reason: &str) {
-        self.dropped.fetch_add(1, Ordering::Relaxed);
+        self.dropped.inc();
         if let Some(events) = self.dropped_log.events() {
             tracing::warn!(events, "dropped events: {reason}");
         }
@@ -195,7 +181,7 @@ impl Webhook {
             let sent = sent.await.unwrap_or(Err(DeliveryError::TimedOut(settings.timeout)));
             failures = match sent {
                 Ok(()) => {
-                    self.delivered.fetch_add(1, Ordering::Relaxed);
+                    self.delivered.inc();
                     0
                 }
                 Err(error) => {
@@ -238,7 +224,7 @@ impl Webhook {
 
     /// Adds an event again, after a failed attempt, unless it is too old.
     fn retry(&self, event: QueuedEvent, settings: &WebhookSettings, error: &DeliveryError) {
-        self.failed_attempts.fetch_add(1, Ordering::Relaxed);
+        self.failed_attempts.inc();
         if let Some(attempts) = self.failures_log.events() {
             // Not the URL, because it may contain a token.
             let (host, _) = settings.client.host_and_port();
@@ -348,12 +334,11 @@ mod tests {
     async fn a_full_queue_drops_the_oldest_events() {
         let webhook = Webhook::new(Some(settings(3)));
         (0..5).for_each(|id| webhook.enqueue(event(id), 3));
-        let stats = webhook.stats().unwrap();
-        assert_eq!((stats.queued, stats.dropped), (3, 2));
+        assert_eq!((webhook.queued(), webhook.dropped.get()), (3, 2));
         assert_eq!(webhook.next().await.id, "2");
-        assert_eq!(webhook.stats().unwrap().queued, 3, "one of them is in flight");
+        assert_eq!(webhook.queued(), 3, "one of them is in flight");
         webhook.configure(None);
-        assert_eq!(webhook.stats(), None);
+        assert!(!webhook.is_configured());
     }
 
     #[tokio::test]
@@ -366,7 +351,7 @@ mod tests {
         event.since = Instant::now().checked_sub(Duration::from_secs(61)).unwrap();
         webhook.retry(event, &settings, &failed);
         webhook.end_attempt();
-        assert_eq!((webhook.queued(), webhook.dropped.load(Ordering::Relaxed)), (0, 1));
+        assert_eq!((webhook.queued(), webhook.dropped.get()), (0, 1));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use pacegate::{
 
 use super::{
     suggest::Ceiling,
-    tally::{Event, PolicyTally, Timeline},
+    tally::{Event, OutcomeCounts, PolicyTally, Timeline},
 };
 
 /// A set of policies to try on traffic, and the results.
@@ -35,9 +35,8 @@ pub struct Variant {
     pub tallies: Vec<PolicyTally>,
     /// All requests together.
     pub timeline: Timeline,
-    pub(crate) allowed: u64,
-    pub(crate) denied: u64,
-    pub(crate) shadow_denied: u64,
+    /// Requests that shadow mode allowed count as allowed, too.
+    pub(crate) counts: OutcomeCounts,
     /// Requests that no policy covers; they count as allowed.
     pub unlimited: u64,
     /// Checks the peak rate of admitted requests, if a target needs it.
@@ -95,9 +94,7 @@ impl Variant {
             places,
             tallies,
             timeline: Timeline::default(),
-            allowed: 0,
-            denied: 0,
-            shadow_denied: 0,
+            counts: OutcomeCounts::default(),
             unlimited: 0,
             ceiling: None,
         })
@@ -110,7 +107,7 @@ impl Variant {
 
     /// Returns the number of requests replayed.
     pub fn requests(&self) -> u64 {
-        self.allowed + self.denied
+        self.counts.allowed + self.counts.denied
     }
 
     /// Returns the number of charges of keys for which the engine's store had no room.
@@ -124,17 +121,10 @@ impl Variant {
             true => self.decide_one(request, at),
             false => self.decide_all(request, at),
         };
-        let bin = self.timeline.at(at);
-        if answer.allowed {
-            self.allowed += 1;
-            bin.allowed += 1;
-        } else {
-            self.denied += 1;
-            bin.denied += 1;
-        }
-        if answer.shadow_denied {
-            self.shadow_denied += 1;
-            bin.shadow_denied += 1;
+        for counts in [&mut self.counts, &mut self.timeline.at(at).counts] {
+            counts.allowed += u64::from(answer.allowed);
+            counts.denied += u64::from(!answer.allowed);
+            counts.shadow_denied += u64::from(answer.shadow_denied);
         }
         self.unlimited += u64::from(!answer.covered);
         answer

@@ -280,8 +280,8 @@ impl Search<'_> {
         let tally = &variant.tallies[self.place];
         let keys = tally.keys.counts();
         Outcome {
-            requests: tally.requests(),
-            denied: tally.denied + tally.shadow_denied,
+            requests: tally.counts.requests(),
+            denied: tally.counts.all_denied(),
             clients: keys.seen,
             touched: keys.touched,
             highest: variant.ceiling.as_ref().map(|ceiling| ceiling.highest),

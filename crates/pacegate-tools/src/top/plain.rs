@@ -1,14 +1,12 @@
 //! Prints a [`View`] as plain text, for scripts and pipes.
 
-use std::fmt::Write as _;
-
 use super::{
     data::{Live, TopKey},
     draw::{connections_and_latency, limits, outcomes, store, uptime},
     view::{MAX_SECONDS, View},
     words::{bars, key_name, percent, rate, shown, time},
 };
-use crate::grouped;
+use crate::{grouped, text::table};
 
 /// Number of bars in a plot.
 const BARS: usize = 15;
@@ -32,11 +30,11 @@ pub fn plain(view: &View) -> String {
         line(format!("reload failed: {}", shown(complaint)));
     }
     line(String::new());
-    line(table(&policies(view)));
+    line(policies(view));
     for (title, keys) in [("busiest", &live.busiest), ("most denied", &live.most_denied)] {
         if !keys.is_empty() {
             line(String::new());
-            line(table(&top(live, title, keys)));
+            line(top(live, title, keys));
         }
     }
     if !live.blocked.is_empty() {
@@ -48,14 +46,7 @@ pub fn plain(view: &View) -> String {
     text
 }
 
-/// Table rows. The first `left` columns are left-aligned, the others right-aligned, except the last, which is
-/// not padded.
-struct TextRows {
-    left: usize,
-    rows: Vec<Vec<String>>,
-}
-
-fn policies(view: &View) -> TextRows {
+fn policies(view: &View) -> String {
     let head = ["POLICY", "LIMIT", "ALLOWED/s", "DENIED/s", "SHADOW/s", "UNITS/s", "ALLOWED"];
     let head = head.into_iter().chain(["DENIED", "SHADOW", "UNITS", "USED", "LAST 5 MINUTES"]);
     let mut rows = vec![head.map(str::to_owned).collect::<Vec<_>>()];
@@ -70,42 +61,22 @@ fn policies(view: &View) -> TextRows {
         row.push(bars(&history, end, BARS, MAX_SECONDS).iter().map(|bar| bar.bar).collect());
         rows.push(row);
     }
-    TextRows { left: 2, rows }
+    aligned(2, rows)
 }
 
-fn top(live: &Live, title: &str, keys: &[TopKey]) -> TextRows {
+fn top(live: &Live, title: &str, keys: &[TopKey]) -> String {
     let head = [&title.to_uppercase(), "ALLOWED", "DENIED", "SHADOW", "KEY"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(keys.iter().map(|top| {
         let [allowed, denied, shadow] = outcomes(live, top).map(grouped);
         vec![shown(&top.policy), allowed, denied, shadow, key_name(&top.key)]
     }));
-    TextRows { left: 1, rows }
+    aligned(1, rows)
 }
 
-fn table(TextRows { left, rows }: &TextRows) -> String {
-    let columns = rows.first().map_or(0, Vec::len);
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for (place, row) in rows.iter().enumerate() {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let width = widths[column];
-            // Writing to a `String` cannot fail.
-            let _ = match column {
-                _ if column + 1 == columns => write!(line, "{cell}"),
-                _ if column < *left => write!(line, "{cell:<width$}  "),
-                _ => write!(line, "{cell:>width$}  "),
-            };
-        }
-        if place > 0 {
-            text.push('\n');
-        }
-        text.push_str(line.trim_end());
-    }
-    text
+/// Aligns rows. The first `left` columns and the last one are text, the others are numbers.
+fn aligned(left: usize, rows: Vec<Vec<String>>) -> String {
+    let last = rows[0].len() - 1;
+    let lines = table(rows, |column| (left..last).contains(&column));
+    lines.iter().map(|line| line.trim_start()).collect::<Vec<_>>().join("\n")
 }

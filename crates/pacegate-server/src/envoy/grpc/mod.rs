@@ -24,15 +24,18 @@ use quanta::Instant;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tracing::Instrument;
 
-use self::reply::{Failure, GrpcCode, Reply, failed};
+use self::{
+    preface::PREFACE,
+    reply::{Failure, GrpcCode, Reply, failed},
+};
 use crate::{
     active_config::ActiveConfig,
     config::Bounds,
     listeners::ListenerId,
     metrics::ListenerMetrics,
     service::{
-        Access, Drain, InFlight, InlineExecutor, Keys, Peer, Protocol, Quiet, Watch, describe,
-        is_violation, run_connection,
+        Access, Drain, InFlight, InlineExecutor, Keys, Peer, Protocol, Quiet, Watch, bearer,
+        describe, is_violation, run_connection,
     },
     trace,
 };
@@ -77,21 +80,21 @@ impl Grpc {
 }
 
 impl Protocol for Grpc {
-    async fn serve<I>(&self, io: I, peer: Peer, drain: Drain)
+    async fn serve<I>(&self, mut io: I, peer: Peer, drain: Drain)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let bounds = self.active.revision().settings.bounds;
-        let begun = tokio::select! {
-            begun = preface::read(io, bounds.read_timeout) => begun,
+        let has_preface = tokio::select! {
+            has_preface = preface::read(&mut io, bounds.read_timeout) => has_preface,
             () = drain.clone().grace_over() => return,
         };
-        let Some(io) = begun else {
+        if !has_preface {
             tracing::debug!(%peer, "closed a connection without an HTTP/2 preface");
             return;
-        };
+        }
         let watch = Watch::new(peer, self.in_flight.share(), true);
-        let io = TokioIo::new(watch.watched(io));
+        let io = TokioIo::new(watch.watched(io).after(PREFACE));
         let (active, metrics, calls) = (self.active.clone(), self.metrics.clone(), watch.clone());
         let draining = drain.clone();
         let service = service_fn(move |request| {
@@ -124,7 +127,7 @@ impl Protocol for Grpc {
         let ended =
             run_connection(connection, Connection::graceful_shutdown, &watch, bounds, drain).await;
         if let Err(error) = ended {
-            let (peer, is_violation) = (watch.peer(), is_violation(&error));
+            let (peer, is_violation) = (&watch.peer, is_violation(&error));
             let error = describe(&error);
             tracing::debug!(%peer, %error, "a gRPC connection ended early");
             if let Some(events) = is_violation.then(|| self.violations.events()).flatten() {
@@ -209,7 +212,7 @@ async fn respond(
         }
         Err(failure) => {
             if failure.code == GrpcCode::Unauthenticated {
-                active.audit().rejected_key(ListenerId::Grpc, None);
+                active.audit.rejected_key(ListenerId::Grpc, None);
             }
             failed(&failure)
         }
@@ -223,10 +226,4 @@ fn known<'a>(keys: Keys<'a>, headers: &HeaderMap) -> Result<Access<'a>, Failure>
         GrpcCode::Unauthenticated,
         "missing or unknown API key: send `authorization: Bearer KEY`",
     ))
-}
-
-fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
-    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
-    let (scheme, key) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
 }

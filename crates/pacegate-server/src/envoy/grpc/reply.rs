@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use hyper::body::{Body, Frame};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tokio::{sync::mpsc::Receiver, time::Instant};
 
 use super::super::{decide::EnvoyError, rlqs::SessionError};
@@ -63,17 +64,8 @@ pub(super) fn failed(failure: &Failure) -> Response<Reply> {
     response
 }
 
-/// Percent-encodes a message as gRPC requires.
-fn escape(message: &str) -> String {
-    let mut escaped = String::with_capacity(message.len());
-    for byte in message.bytes() {
-        match byte {
-            b'%' | ..b' ' | 0x7f.. => escaped.push_str(&format!("%{byte:02X}")),
-            _ => escaped.push(char::from(byte)),
-        }
-    }
-    escaped
-}
+/// The characters that gRPC requires to be percent-encoded in a message, besides those that are not ASCII.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 impl Failure {
     pub(super) const fn new(code: GrpcCode, message: &'static str) -> Self {
@@ -84,7 +76,8 @@ impl Failure {
     fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(2);
         headers.insert(STATUS, HeaderValue::from(self.code as u16));
-        if let Ok(message) = HeaderValue::from_str(&escape(&self.message)) {
+        let message = utf8_percent_encode(&self.message, ESCAPED).to_string();
+        if let Ok(message) = HeaderValue::try_from(message) {
             headers.insert(MESSAGE, message);
         }
         headers
@@ -182,6 +175,9 @@ mod tests {
 
     #[test]
     fn messages_of_failures_are_ascii() {
-        assert_eq!(escape("100% of ä\r\n"), "100%25 of %C3%A4%0D%0A");
+        assert_eq!(
+            utf8_percent_encode("100% of ä\r\n", ESCAPED).to_string(),
+            "100%25 of %C3%A4%0D%0A"
+        );
     }
 }

@@ -219,12 +219,16 @@ async fn a_watch_reports_the_health_until_the_shutdown() {
     assert_eq!(end["grpc-status"], "0");
 }
 
+fn needing_rules(mut settings: Settings) -> Settings {
+    settings.envoy.needs_rules = true;
+    settings
+}
+
 /// `HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`.
 #[tokio::test]
 async fn a_watch_reports_that_rules_are_loaded_and_gone() {
-    let without_rules =
-        Settings { needs_rules: true, ..Settings::new(PolicySet::new([]).unwrap()) };
-    let with_rules = Settings { needs_rules: true, ..settings() };
+    let without_rules = needing_rules(Settings::new(PolicySet::new([]).unwrap()));
+    let with_rules = needing_rules(settings());
     let (server, mut client) = connect(without_rules.clone()).await;
     let watch = send(&mut client, "/grpc.health.v1.Health/Watch", framed(b""), None).await;
     let mut watch = watch.into_body();

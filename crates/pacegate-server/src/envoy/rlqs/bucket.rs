@@ -10,13 +10,13 @@ use super::share::Rate;
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     /// `None` until a report covers at least [`MIN_MEASURED`].
-    rate: Option<Rate>,
+    pub(super) rate: Option<Rate>,
     reported: Option<Instant>,
     state: BucketState,
     /// The time at which the bucket needs a new assignment, even if tokens of the current one are left.
     ends: Option<Instant>,
     /// The time of the next assignment. `None`: after the next report.
-    due: Option<Instant>,
+    pub(super) due: Option<Instant>,
     /// Consecutive reports without requests.
     idle_reports: u32,
     /// Units that were assigned and not yet reported as used, if Envoy had no tokens before this stream. Used to detect
@@ -151,14 +151,6 @@ impl Bucket {
         has_tokens && self.ends.is_some_and(|ends| now < ends)
     }
 
-    pub(super) fn rate(&self) -> Option<Rate> {
-        self.rate
-    }
-
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.due
-    }
-
     /// Returns true if Envoy should forget the bucket.
     pub(super) fn is_idle(&self) -> bool {
         self.idle_reports >= MAX_IDLE_REPORTS
@@ -179,9 +171,9 @@ mod tests {
     fn assigned(start: Instant) -> Bucket {
         let mut bucket = Bucket::default();
         assert!(bucket.report(start, usage(0, 1, 0)));
-        assert_eq!(bucket.due(), Some(start), "at once");
+        assert_eq!(bucket.due, Some(start), "at once");
         bucket.assign(start, 500, true, start + 60 * SECOND);
-        assert_eq!(bucket.due(), Some(start + 60 * SECOND), "its demand is not known");
+        assert_eq!(bucket.due, Some(start + 60 * SECOND), "its demand is not known");
         bucket
     }
 
@@ -192,11 +184,11 @@ mod tests {
         let now = start + 5 * SECOND;
         assert!(bucket.report(now, usage(400, 0, 5)));
         // 100 are left, at 80 requests a second.
-        assert_eq!(bucket.due(), Some(now + Duration::from_millis(1_250) + SCARCE_DELAY));
+        assert_eq!(bucket.due, Some(now + Duration::from_millis(1_250) + SCARCE_DELAY));
         bucket.assign(now, 480, false, start + 60 * SECOND);
-        assert_eq!(bucket.due(), Some(now + 6 * SECOND - AMPLE_LEAD));
+        assert_eq!(bucket.due, Some(now + 6 * SECOND - AMPLE_LEAD));
         bucket.assign(now, 1, true, start + 60 * SECOND);
-        assert_eq!(bucket.due(), Some(now + MIN_INTERVAL), "not a message for each request");
+        assert_eq!(bucket.due, Some(now + MIN_INTERVAL), "not a message for each request");
     }
 
     #[test]
@@ -207,7 +199,7 @@ mod tests {
         let now = start + 5 * SECOND;
         bucket.report(now, usage(500, 0, 5));
         // In the last second 100 of the 200 were used.
-        assert_eq!(bucket.due(), Some(now + SECOND + SCARCE_DELAY));
+        assert_eq!(bucket.due, Some(now + SECOND + SCARCE_DELAY));
     }
 
     #[test]
@@ -217,10 +209,10 @@ mod tests {
         let mut now = start + 5 * SECOND;
         // Some may have been denied before the tokens arrived.
         bucket.report(now, usage(100, 100, 5));
-        assert_eq!(bucket.due(), Some(now + 10 * SECOND + SCARCE_DELAY));
+        assert_eq!(bucket.due, Some(now + 10 * SECOND + SCARCE_DELAY));
         now += 5 * SECOND;
         bucket.report(now, usage(0, 100, 5));
-        assert_eq!(bucket.due(), Some(now));
+        assert_eq!(bucket.due, Some(now));
     }
 
     #[test]
@@ -229,12 +221,12 @@ mod tests {
         let mut bucket = assigned(start);
         let ends = start + 20 * SECOND;
         bucket.deny(start + SECOND, Some(ends));
-        assert_eq!(bucket.due(), Some(ends));
+        assert_eq!(bucket.due, Some(ends));
         bucket.report(start + 5 * SECOND, usage(0, 9, 5));
-        assert_eq!(bucket.due(), Some(start + 5 * SECOND));
+        assert_eq!(bucket.due, Some(start + 5 * SECOND));
         bucket.deny(start + 5 * SECOND, Some(ends));
         bucket.report(start + 10 * SECOND, usage(0, 0, 5));
-        assert_eq!(bucket.due(), Some(ends), "without requests");
+        assert_eq!(bucket.due, Some(ends), "without requests");
     }
 
     #[test]
@@ -248,7 +240,7 @@ mod tests {
         // After a reconnect, tokens of the previous stream may be left.
         let mut bucket = Bucket::default();
         assert!(bucket.report(start, usage(70, 0, 4)));
-        assert_eq!(bucket.rate().unwrap().requests_in(4 * SECOND), 70);
+        assert_eq!(bucket.rate.unwrap().requests_in(4 * SECOND), 70);
     }
 
     #[test]
@@ -270,6 +262,6 @@ mod tests {
         let mut bucket = assigned(start);
         bucket.allow(start + 10 * SECOND);
         assert!(bucket.report(start + 5 * SECOND, usage(1_000_000, 0, 5)));
-        assert_eq!(bucket.due(), Some(start + 10 * SECOND));
+        assert_eq!(bucket.due, Some(start + 10 * SECOND));
     }
 }

@@ -16,5 +16,5 @@ mod session;
 mod share;
 
 pub(crate) use charge::MIN_PERIOD;
-pub(crate) use registry::{QuotaRegistry, QuotaStats};
+pub(crate) use registry::QuotaRegistry;
 pub(super) use session::{SEND_TIMEOUT, Session, SessionError};

@@ -8,6 +8,7 @@ use std::{
 
 use pacegate::Charge;
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 
 use crate::service::Quiet;
 
@@ -19,11 +20,15 @@ pub(crate) struct QuotaRegistry {
     needs: Mutex<HashMap<u64, u64>>,
     /// Buckets of all streams.
     buckets: AtomicU64,
-    reports: AtomicU64,
-    responses: AtomicU64,
-    units: AtomicU64,
-    allowed: AtomicU64,
-    denied: AtomicU64,
+    /// Messages from Envoys.
+    pub(crate) reports: Counter,
+    /// Messages to Envoys.
+    pub(crate) responses: Counter,
+    /// Units assigned.
+    pub(crate) units: Counter,
+    /// Requests that Envoys reported as allowed, and as denied.
+    pub(crate) allowed: Counter,
+    pub(crate) denied: Counter,
     pub(super) warnings: QuotaWarnings,
 }
 
@@ -36,21 +41,6 @@ pub(super) struct QuotaWarnings {
     pub(super) too_many: Quiet,
 }
 
-/// Counters since the start of the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct QuotaStats {
-    pub(crate) buckets: u64,
-    /// Messages from Envoys.
-    pub(crate) reports: u64,
-    /// Messages to Envoys.
-    pub(crate) responses: u64,
-    /// Units assigned.
-    pub(crate) units: u64,
-    /// Requests that Envoys reported as allowed, and as denied.
-    pub(crate) allowed: u64,
-    pub(crate) denied: u64,
-}
-
 /// The needs of one bucket, which count until they are removed.
 #[derive(Debug, Default)]
 pub(super) struct RegisteredNeeds(Vec<(u64, u64)>);
@@ -59,6 +49,11 @@ pub(super) struct RegisteredNeeds(Vec<(u64, u64)>);
 const MAX_BUCKETS: u64 = 100_000;
 
 impl QuotaRegistry {
+    /// Returns the number of buckets of connected Envoys.
+    pub(crate) fn buckets(&self) -> u64 {
+        self.buckets.load(Ordering::Relaxed)
+    }
+
     /// Adds a bucket. Returns false if there are too many.
     pub(super) fn add_bucket(&self) -> bool {
         let is_full = self.buckets.fetch_add(1, Ordering::Relaxed) >= MAX_BUCKETS;
@@ -108,29 +103,9 @@ impl QuotaRegistry {
     }
 
     pub(super) fn count_report(&self, allowed: u64, denied: u64) {
-        self.reports.fetch_add(1, Ordering::Relaxed);
-        self.allowed.fetch_add(allowed, Ordering::Relaxed);
-        self.denied.fetch_add(denied, Ordering::Relaxed);
-    }
-
-    pub(super) fn count_response(&self) {
-        self.responses.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn count_units(&self, units: u64) {
-        self.units.fetch_add(units, Ordering::Relaxed);
-    }
-
-    pub(crate) fn stats(&self) -> QuotaStats {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        QuotaStats {
-            buckets: load(&self.buckets),
-            reports: load(&self.reports),
-            responses: load(&self.responses),
-            units: load(&self.units),
-            allowed: load(&self.allowed),
-            denied: load(&self.denied),
-        }
+        self.reports.inc();
+        self.allowed.inc_by(allowed);
+        self.denied.inc_by(denied);
     }
 }
 
@@ -150,6 +125,6 @@ mod tests {
         registry.remove_bucket(one);
         registry.remove_bucket(other);
         assert!(registry.needs.lock().is_empty());
-        assert_eq!(registry.stats().buckets, 0);
+        assert_eq!(registry.buckets(), 0);
     }
 }

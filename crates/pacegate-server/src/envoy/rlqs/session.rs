@@ -87,7 +87,7 @@ impl Session {
     }
 
     fn registry(&self) -> &QuotaRegistry {
-        self.active.quotas()
+        &self.active.quotas
     }
 
     /// Records a report of Envoy.
@@ -174,14 +174,14 @@ impl Session {
         if !self.rejected.is_empty() {
             return Some(Instant::now());
         }
-        self.buckets.values().filter_map(|tracked| tracked.bucket.due()).min()
+        self.buckets.values().filter_map(|tracked| tracked.bucket.due).min()
     }
 
     /// Charges the units of all assignments that are due, and returns the messages to send at once.
     pub(crate) async fn assign_due(&mut self) -> Vec<QuotaResponse> {
         let Some(domain) = &self.domain else { return Vec::new() };
         let soon = Instant::now() + COALESCE;
-        let is_due = |tracked: &TrackedBucket| tracked.bucket.due().is_some_and(|due| due <= soon);
+        let is_due = |tracked: &TrackedBucket| tracked.bucket.due.is_some_and(|due| due <= soon);
         let due: Vec<_> = self.buckets.extract_if(|_, tracked| is_due(tracked)).collect();
         let active = &*self.active;
         let assigned = stream::iter(due)
@@ -201,7 +201,7 @@ impl Session {
         let mut actions = std::mem::take(&mut self.rejected);
         actions.extend(pending.iter().flat_map(|(id, action)| action.actions(id, now)));
         let messages = actions.chunks(MAX_ACTIONS).map(|actions| {
-            self.active.quotas().count_response();
+            self.active.quotas.responses.inc();
             QuotaResponse { actions: actions.to_vec() }
         });
         messages.collect()
@@ -217,7 +217,7 @@ impl TrackedBucket {
         id: &BucketId,
     ) -> Option<PendingAction> {
         let revision = active.revision();
-        let (registry, rate) = (active.quotas(), self.bucket.rate());
+        let (registry, rate) = (&active.quotas, self.bucket.rate);
         let request = BucketRequest { registry, revision: &revision, domain, id, rate };
         let grant = request.charge(&mut self.needs).await.unwrap_or_else(|error| {
             tracing::debug!(%error, "cannot charge the units of a quota bucket of Envoy");
@@ -227,7 +227,7 @@ impl TrackedBucket {
         match grant {
             Grant::Units { units, expires, is_scarce, ends } => {
                 self.bucket.assign(now, units, is_scarce, ends);
-                registry.count_units(units);
+                registry.units.inc_by(units);
                 Some(PendingAction::Units { units, expires })
             }
             Grant::Unlimited => {
@@ -271,7 +271,7 @@ impl PendingAction {
 impl Drop for Session {
     fn drop(&mut self) {
         for (_, tracked) in self.buckets.drain() {
-            self.active.quotas().remove_bucket(tracked.needs);
+            self.active.quotas.remove_bucket(tracked.needs);
         }
     }
 }

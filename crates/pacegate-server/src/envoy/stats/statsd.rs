@@ -10,29 +10,11 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-use super::{counters, prefer_ipv4};
+use super::{
+    counters, prefer_ipv4,
+    settings::{StatsdProtocol, StatsdSettings},
+};
 use crate::active_config::ActiveConfig;
-
-/// A statsd server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct StatsdSettings {
-    pub(super) host: String,
-    pub(super) port: u16,
-    pub(super) transport: Transport,
-    /// True for the format of DogStatsD, which has tags beside the name.
-    pub(super) is_dog: bool,
-    /// Names and values.
-    pub(super) tags: Vec<(String, String)>,
-    pub(super) interval: Duration,
-    /// True if a variable selects the server. Otherwise failures are logged at a lower level.
-    pub(super) is_explicit: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transport {
-    Tcp,
-    Udp,
-}
 
 /// A task that sends counters.
 #[derive(Debug)]
@@ -51,7 +33,6 @@ struct StatsdSender {
     is_failing: bool,
 }
 
-pub(super) const DEFAULT_INTERVAL: Duration = Duration::from_secs(10);
 /// The deadline for connecting, and for each packet.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum size of a packet: not fragmented in an Ethernet network.
@@ -98,7 +79,7 @@ impl StatsdSender {
     /// Sends the counters that have changed. After a failure, the next call sends the rest.
     async fn send(&mut self, counters: Vec<(String, u64)>) {
         let result = self.send_changes(counters).await;
-        let StatsdSettings { host, port, is_explicit, .. } = &self.settings;
+        let StatsdSettings { address: (host, port), is_explicit, .. } = &self.settings;
         match &result {
             Ok(()) if self.is_failing => {
                 tracing::info!("connected to statsd at {host}:{port} again");
@@ -115,9 +96,9 @@ impl StatsdSender {
     }
 
     async fn send_changes(&mut self, counters: Vec<(String, u64)>) -> io::Result<()> {
-        let max = match self.settings.transport {
-            Transport::Tcp => TCP_BYTES,
-            Transport::Udp => UDP_BYTES,
+        let max = match self.settings.protocol {
+            StatsdProtocol::Tcp => TCP_BYTES,
+            StatsdProtocol::Udp | StatsdProtocol::Dogstatsd => UDP_BYTES,
         };
         let (mut packet, mut packed) = (String::new(), Vec::new());
         for (name, value) in counters {
@@ -143,13 +124,13 @@ impl StatsdSender {
 
     async fn send_packet(&mut self, packet: &str) -> io::Result<()> {
         let sent = timeout(SEND_TIMEOUT, async {
-            match self.settings.transport {
-                Transport::Udp => {
+            match self.settings.protocol {
+                StatsdProtocol::Udp | StatsdProtocol::Dogstatsd => {
                     let address = self.settings.address().await?;
                     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
                     UdpSocket::bind(any).await?.send_to(packet.as_bytes(), address).await?;
                 }
-                Transport::Tcp => {
+                StatsdProtocol::Tcp => {
                     // After an error or a timeout, the connection stays taken, and is closed.
                     let mut stream = match self.stream.take().filter(is_open) {
                         Some(stream) => stream,
@@ -180,7 +161,7 @@ fn is_open(stream: &TcpStream) -> bool {
 
 impl StatsdSettings {
     async fn address(&self) -> io::Result<SocketAddr> {
-        let found = lookup_host((&*self.host, self.port)).await?;
+        let found = lookup_host((&*self.address.0, self.address.1)).await?;
         prefer_ipv4(found).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
@@ -190,28 +171,30 @@ impl StatsdSettings {
                 self.tags.iter().map(|(name, value)| format!("{prefix}{name}{between}{value}"));
             tags.collect::<Vec<_>>().join(separator)
         };
-        match self.is_dog {
-            true if self.tags.is_empty() => format!("{name}:{change}|c\n"),
-            true => format!("{name}:{change}|c|#{}\n", each("", ':', ",")),
-            false => format!("{name}{}:{change}|c\n", each(".__", '=', "")),
+        match self.protocol {
+            StatsdProtocol::Dogstatsd if self.tags.is_empty() => format!("{name}:{change}|c\n"),
+            StatsdProtocol::Dogstatsd => format!("{name}:{change}|c|#{}\n", each("", ':', ",")),
+            StatsdProtocol::Tcp | StatsdProtocol::Udp => {
+                format!("{name}{}:{change}|c\n", each(".__", '=', ""))
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use tokio::{io::AsyncReadExt, net::TcpListener};
 
     use super::*;
 
-    fn settings(transport: Transport, port: u16) -> StatsdSettings {
+    fn settings(protocol: StatsdProtocol, port: u16) -> StatsdSettings {
         StatsdSettings {
-            host: "127.0.0.1".to_owned(),
-            port,
-            transport,
-            is_dog: false,
-            tags: Vec::new(),
-            interval: DEFAULT_INTERVAL,
+            address: ("127.0.0.1".to_owned(), port),
+            protocol,
+            tags: BTreeMap::new(),
+            interval: Duration::from_secs(10),
             is_explicit: true,
         }
     }
@@ -227,7 +210,7 @@ mod tests {
     async fn differences_are_sent_over_tcp_and_kept_while_the_server_is_down() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut sender = StatsdSender::new(settings(Transport::Tcp, address.port()));
+        let mut sender = StatsdSender::new(settings(StatsdProtocol::Tcp, address.port()));
         let counters = |a, b| vec![("a".to_owned(), a), ("b".to_owned(), b)];
         sender.send(counters(2, 0)).await;
         let (stream, first) = read(&listener).await;
@@ -251,7 +234,7 @@ mod tests {
     async fn packets_over_udp_are_small() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let port = socket.local_addr().unwrap().port();
-        let mut sender = StatsdSender::new(settings(Transport::Udp, port));
+        let mut sender = StatsdSender::new(settings(StatsdProtocol::Udp, port));
         sender.send((0..100).map(|number| (format!("{number:0>60}"), 1)).collect()).await;
         let (mut lines, mut buffer) = (0, [0; 9_000]);
         while lines < 100 {
@@ -263,10 +246,10 @@ mod tests {
 
     #[test]
     fn tags_follow_the_format_of_the_server() {
-        let tags = vec![("env".to_owned(), "a".to_owned()), ("zone".to_owned(), "b".to_owned())];
-        let mut settings = StatsdSettings { tags, ..settings(Transport::Tcp, 1) };
+        let tags = [("env", "a"), ("zone", "b")].map(|(name, value)| (name.into(), value.into()));
+        let mut settings = StatsdSettings { tags: tags.into(), ..settings(StatsdProtocol::Tcp, 1) };
         assert_eq!(settings.line("x.hits", 7), "x.hits.__env=a.__zone=b:7|c\n");
-        settings.is_dog = true;
+        settings.protocol = StatsdProtocol::Dogstatsd;
         assert_eq!(settings.line("x.hits", 7), "x.hits:7|c|#env:a,zone:b\n");
     }
 }

@@ -97,11 +97,11 @@ const INVALID_ARGUMENT: i32 = 3;
 impl ConfigClient {
     /// Connects to all config servers in the background.
     pub(crate) fn start(reloader: &Arc<Reloader>, options: Arc<XdsOptions>) -> Self {
-        let answered = vec![false; options.count()];
+        let answered = vec![false; options.servers.len()];
         let (progress, receiver) = watch::channel(Progress { answered, accepted: 0 });
         let progress = Arc::new(progress);
         let mut tasks = JoinSet::new();
-        for index in 0..options.count() {
+        for index in 0..options.servers.len() {
             let follower = Follower {
                 reloader: reloader.clone(),
                 options: options.clone(),
@@ -112,7 +112,7 @@ impl ConfigClient {
             };
             tasks.spawn(follower.run());
         }
-        Self { progress: receiver, starts_without: options.starts_without, _tasks: tasks }
+        Self { progress: receiver, starts_without: options.start_without, _tasks: tasks }
     }
 
     /// Waits until a config server has sent its configuration, accepted or not, then a moment for the others. Returns
@@ -137,13 +137,13 @@ impl Follower {
     async fn run(mut self) {
         let options = self.options.clone();
         let server = &options.servers[self.index];
-        let (initial, max) = options.backoff;
+        let (initial, max) = options.backoff();
         let mut delay = initial;
-        self.reloader.active().set_connected(server.as_str(), false);
+        self.reloader.active.set_connected(server.as_str(), false);
         loop {
             self.has_answered = false;
             let Err(error) = self.follow(server).await;
-            self.reloader.active().set_connected(server.as_str(), false);
+            self.reloader.active.set_connected(server.as_str(), false);
             self.reloader.forget_rejected(self.index);
             if self.has_answered {
                 delay = initial;
@@ -190,7 +190,7 @@ impl Follower {
         let server = &self.options.servers[self.index];
         if !std::mem::replace(&mut self.has_answered, true) {
             tracing::info!(%server, "connected to a config server");
-            self.reloader.active().set_connected(server.as_str(), true);
+            self.reloader.active.set_connected(server.as_str(), true);
             self.logged.clear();
         }
         let index = self.index;
@@ -210,7 +210,7 @@ impl Follower {
                 %server, version, error = reason,
                 "rejected the configuration of a config server; keeping the current one"
             );
-            self.reloader.active().refuse(reason.clone());
+            self.reloader.active.refuse(reason.clone());
         }
         let due = Some(Instant::now() + rejection_delay(times));
         session.rejected = Some(Rejected { response, reason, times: times + 1, due });
@@ -225,7 +225,7 @@ impl Follower {
             Err(rejection) => {
                 let reason = rejection.to_string();
                 // The acceptance of the other resources has cleared the error.
-                self.reloader.active().refuse(reason.clone());
+                self.reloader.active.refuse(reason.clone());
                 session.rejected = Some(Rejected { reason, ..rejected });
                 Ok(())
             }
@@ -268,7 +268,7 @@ impl Follower {
     fn request(&self, version: &str, nonce: &str) -> DiscoveryRequest {
         DiscoveryRequest {
             version_info: version.to_owned(),
-            node: Some(self.options.node.clone()),
+            node: Some(self.options.node()),
             type_url: TYPE_URL.to_owned(),
             response_nonce: nonce.to_owned(),
             error_detail: None,

@@ -8,10 +8,8 @@ mod client;
 mod options;
 mod proto;
 mod resource;
-mod section;
 mod stream;
 
 pub use client::ConfigClient;
 pub(crate) use options::XdsOptions;
 pub(crate) use resource::{AcceptedResources, Resources, rules};
-pub(crate) use section::XdsSection;

@@ -206,7 +206,7 @@ descriptors:
 ";
         let file = RuleFile { file: "a.yaml".into(), text: text.to_owned() };
         let written = Rules::parse(&[file], &EnvoyOptions::default()).unwrap();
-        assert_eq!(received.written(), written.written());
+        assert_eq!(received.written, written.written);
         let entry = |key: &'static str, value: &'static str| Entry {
             key: key.as_bytes().into(),
             value: value.as_bytes().into(),
@@ -222,7 +222,7 @@ descriptors:
             };
             assert_eq!(rule(&received), rule(&written));
         }
-        assert!(!received.is_pending() && received.policies() == written.policies());
+        assert!(!received.is_pending && received.policies() == written.policies());
     }
 
     #[test]
@@ -350,9 +350,9 @@ descriptors:
     #[test]
     fn rules_are_pending_until_a_server_has_sent_some() {
         let options = EnvoyOptions::default();
-        assert!(rules(&Vec::new(), &options).unwrap().is_pending());
-        assert!(rules(&vec![None, None], &options).unwrap().is_pending());
+        assert!(rules(&Vec::new(), &options).unwrap().is_pending);
+        assert!(rules(&vec![None, None], &options).unwrap().is_pending);
         let empty = compile(&[&[]], false).unwrap();
-        assert!(!empty.is_pending() && empty.is_empty());
+        assert!(!empty.is_pending && empty.is_empty());
     }
 }

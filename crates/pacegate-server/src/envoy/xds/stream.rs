@@ -37,7 +37,7 @@ use super::{
         file::shorten,
         grpc::message::{PREFIX, framed},
     },
-    options::{XdsOptions, XdsTlsFiles, host_and_port},
+    options::{ClientIdentity, XdsOptions, XdsTlsFiles, host_and_port},
     proto::{DiscoveryRequest, DiscoveryResponse},
 };
 use crate::service::{TlsError, certificates};
@@ -131,7 +131,7 @@ impl DiscoveryStream {
             requests,
             responses: response.into_body(),
             buffer: BytesMut::new(),
-            max_message_bytes: options.max_message_bytes,
+            max_message_bytes: usize::try_from(options.max_message_bytes).unwrap_or(usize::MAX),
             _connection: running,
         })
     }
@@ -199,7 +199,7 @@ fn client_config(files: &XdsTlsFiles) -> Result<ClientConfig, TlsError> {
     let builder = ClientConfig::builder().dangerous().with_custom_certificate_verifier(verifier);
     let mut config = match &files.client {
         None => builder.with_no_client_auth(),
-        Some((certificate, key)) => {
+        Some(ClientIdentity { certificate, key }) => {
             let private = PrivateKeyDer::from_pem_file(key)
                 .map_err(|error| TlsError::Read { file: key.clone(), error })?;
             builder

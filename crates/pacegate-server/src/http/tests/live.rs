@@ -364,14 +364,14 @@ async fn a_block_of_a_removed_policy_needs_admin_everywhere() {
     let hour = Duration::from_secs(3_600);
     let key = pacegate::KeyRef::new(b"alice").to_buf();
     let revision = server.active.revision();
-    revision.engine.blocks().add("api".parse().unwrap(), key, hour).await.unwrap();
+    revision.engine.blocks.add("api".parse().unwrap(), key, hour).await.unwrap();
     settings.policies = PolicySet::new(policies().policies()[1..].to_vec()).unwrap();
     server.active.replace(settings);
     assert_eq!(delete("nobody").await, 401);
     assert_eq!(delete("shop").await, 403);
-    assert_eq!(revision.engine.blocks().list(0).1, 1);
+    assert_eq!(revision.engine.blocks.list(0).1, 1);
     assert_eq!(delete("boss").await, 200);
-    assert_eq!(revision.engine.blocks().list(0).1, 0);
+    assert_eq!(revision.engine.blocks.list(0).1, 0);
 }
 
 #[tokio::test]
@@ -518,12 +518,12 @@ async fn invalid_blocks_are_rejected() {
         let reply = server.send(&format!("DELETE /v1/block?{wrong}"), "", "").await;
         assert_eq!((reply.status, reply.problem()), (400, "request".to_owned()), "{wrong}");
     }
-    let blocks = server.active.revision().engine.blocks().list(0).1;
+    let blocks = server.active.revision().engine.blocks.list(0).1;
     for n in blocks..crate::blocks::Blocks::MAX {
         let key = pacegate::KeyRef::new(&n.to_le_bytes()).to_buf();
         let revision = server.active.revision();
         let policy = "api".parse().unwrap();
-        revision.engine.blocks().add(policy, key, Duration::from_secs(1)).await.unwrap();
+        revision.engine.blocks.add(policy, key, Duration::from_secs(1)).await.unwrap();
     }
     let full = server.post("/v1/block", r#"{"policy":"api","key":"one more"}"#).await;
     assert_eq!((full.status, full.problem()), (409, "too-many-blocks".to_owned()));

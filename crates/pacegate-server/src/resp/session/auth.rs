@@ -62,7 +62,7 @@ impl RespSession {
 
     fn reject_key(&mut self, active: &ActiveConfig) {
         active
-            .audit()
+            .audit
             .rejected_key(ListenerId::Resp, self.peer.as_ref().map(|(address, _)| *address));
         self.wrong_keys += 1;
         self.is_closing |= self.wrong_keys == MAX_WRONG_KEYS;

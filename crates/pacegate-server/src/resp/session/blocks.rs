@@ -37,13 +37,13 @@ impl RespSession {
             _ => return Err(CommandError::Usage(BLOCK_USAGE)),
         };
         let (policy, key) = (text("the policy", policy)?, text("the key", key)?);
-        let blocks = revision.engine.blocks();
+        let blocks = &revision.engine.blocks;
         let time = block_time(seconds, until, blocks.now())?;
         let named = NamedKey::new(policy, key, revision, access)?;
         self.check_access(revision, Scope::Admin, named.domain)?;
         NamedKey::check_shown(key)?;
         let until = blocks.add(named.policy, named.key.clone(), time).await?;
-        active.audit().keys("block", &access, &[(named.policy, named.key.as_ref())]);
+        active.audit.keys("block", &access, &[(named.policy, named.key.as_ref())]);
         let seconds = until.as_micros().div_ceil(1_000_000);
         self.replies.integer(i64::try_from(seconds).unwrap_or(i64::MAX));
         Ok(())
@@ -68,14 +68,14 @@ impl RespSession {
             None => return Err(CommandError::NoPermission),
         }
         let is_meant = |block: &Block| is_named(block, policy, key);
-        let lifted = revision.engine.blocks().lift(is_meant).await?;
+        let lifted = revision.engine.blocks.lift(is_meant).await?;
         if lifted.is_empty() {
             // Reports a policy or a key that cannot exist.
             NamedKey::new(policy, key, revision, access)?;
         } else {
             let keys: Vec<_> =
                 lifted.iter().map(|block| (block.policy, block.key.as_ref())).collect();
-            active.audit().keys("unblock", &access, &keys);
+            active.audit.keys("unblock", &access, &keys);
         }
         self.replies.integer(i64::try_from(lifted.len()).unwrap_or(i64::MAX));
         Ok(())

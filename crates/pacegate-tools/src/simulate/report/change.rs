@@ -51,7 +51,7 @@ impl Change {
         Self {
             from: from.name.clone(),
             to: to.name.clone(),
-            denied: [from.denied, to.denied],
+            denied: [from.counts.denied, to.counts.denied],
             policies: names.into_iter().map(change).collect(),
         }
     }
@@ -71,8 +71,7 @@ impl PolicyChange {
             Some(limits.join(", "))
         });
         let tallies = sides.map(|side| side.map(|(_, tally)| tally));
-        let denied =
-            tallies.map(|tally| tally.map_or(0, |tally| tally.denied + tally.shadow_denied));
+        let denied = tallies.map(|tally| tally.map_or(0, |tally| tally.counts.all_denied()));
         let touched = tallies.map(|tally| tally.map_or(0, |tally| tally.keys.counts().touched));
         let (worse, better) = keys(tallies, top);
         Self { name, limits, denied, touched, worse, better }
@@ -85,11 +84,11 @@ fn keys(tallies: [Option<&PolicyTally>; 2], top: usize) -> (Vec<KeyChange>, Vec<
     let (mut worse, mut better) = (Vec::new(), Vec::new());
     for (key, _) in tallies.iter().flatten().flat_map(|tally| tally.keys.iter()) {
         let both = tallies.map(|tally| tally.and_then(|tally| tally.keys.get(key)));
-        let denied = both.map(|tally| tally.map_or(0, |tally| tally.all_denied()));
+        let denied = both.map(|tally| tally.map_or(0, |tally| tally.counts.all_denied()));
         if denied[0] == denied[1] || !seen.insert(key) {
             continue;
         }
-        let requests = both.iter().flatten().map(|tally| tally.requests()).max();
+        let requests = both.iter().flatten().map(|tally| tally.counts.requests()).max();
         let change = (denied[0].abs_diff(denied[1]), key, requests.unwrap_or_default(), denied);
         if denied[1] > denied[0] { worse.push(change) } else { better.push(change) }
     }

@@ -13,7 +13,7 @@ use super::{
     SimulateError, TrafficSummary,
     replay::Variant,
     suggest::{Found, Goal, Outcome},
-    tally::{Columns, KeyCounts, KeyTally, PolicyTally, Timeline, shown},
+    tally::{Columns, KeyCounts, KeyTally, OutcomeCounts, PolicyTally, Timeline, shown},
     traffic::{Seen, instant::rfc3339_text},
 };
 use crate::text::grouped;
@@ -53,9 +53,8 @@ pub(crate) struct TrafficReport {
 pub struct VariantReport {
     pub name: String,
     pub requests: u64,
-    pub allowed: u64,
-    pub denied: u64,
-    pub shadow_denied: u64,
+    #[serde(flatten)]
+    pub counts: OutcomeCounts,
     /// Requests that no policy covers.
     pub unlimited: u64,
     pub timeline: Columns,
@@ -73,9 +72,8 @@ pub struct PolicyReport {
     pub amount: u64,
     pub period: String,
     pub requests: u64,
-    pub allowed: u64,
-    pub denied: u64,
-    pub shadow_denied: u64,
+    #[serde(flatten)]
+    pub counts: OutcomeCounts,
     /// Requests that this policy would have allowed and another one denied.
     pub denied_elsewhere: u64,
     pub keys: KeyCounts,
@@ -107,9 +105,8 @@ pub struct BurstReport {
 pub struct KeyReport {
     pub key: String,
     pub requests: u64,
-    pub allowed: u64,
-    pub denied: u64,
-    pub shadow_denied: u64,
+    #[serde(flatten)]
+    pub counts: OutcomeCounts,
     pub peak_second: u32,
     pub peak_asked: u32,
     pub peak_admitted: u32,
@@ -155,7 +152,7 @@ impl Headroom {
     /// Returns `None` if all clients have denied requests.
     fn new(policy: &Policy, tally: &PolicyTally) -> Option<Self> {
         let limit = policy.limits.first()?;
-        let untouched = tally.keys.iter().filter(|(_, key)| key.all_denied() == 0);
+        let untouched = tally.keys.iter().filter(|(_, key)| key.counts.all_denied() == 0);
         let peak = untouched.map(|(_, key)| u64::from(key.peak_asked)).max()?;
         let amount = limit.amount();
         let share = percent(amount.saturating_sub(peak), amount);
@@ -234,7 +231,7 @@ impl Report {
 fn finding(variants: &[VariantReport]) -> String {
     let [variant] = variants else {
         let share = |one: &VariantReport| {
-            format!("{} {}", one.name, percent(one.all_denied(), one.requests))
+            format!("{} {}", one.name, percent(one.counts.all_denied(), one.requests))
         };
         let shares: Vec<String> = variants.iter().map(share).collect();
         return format!("denied: {}", shares.join(", "));
@@ -242,9 +239,14 @@ fn finding(variants: &[VariantReport]) -> String {
     let (subject, requests, denied, shadow) = match &*variant.policies {
         [policy] => {
             let subject = format!("{} {}", policy.limits.join(" and "), whose(&policy.per));
-            (subject, policy.requests, policy.all_denied(), policy.shadow)
+            (subject, policy.requests, policy.counts.all_denied(), policy.shadow)
         }
-        _ => (variant.name.clone(), variant.requests, variant.all_denied(), variant.denied == 0),
+        _ => (
+            variant.name.clone(),
+            variant.requests,
+            variant.counts.all_denied(),
+            variant.counts.denied == 0,
+        ),
     };
     let verb = if shadow && denied > 0 { "would deny" } else { "denies" };
     let clients = match &*variant.policies {
@@ -330,9 +332,7 @@ impl VariantReport {
         Self {
             name: variant.name.clone(),
             requests: variant.requests(),
-            allowed: variant.allowed,
-            denied: variant.denied,
-            shadow_denied: variant.shadow_denied,
+            counts: variant.counts,
             unlimited: variant.unlimited,
             timeline: timeline.columns(),
             policies: policies
@@ -342,21 +342,14 @@ impl VariantReport {
     }
 }
 
-impl VariantReport {
-    /// Returns the number of requests that were denied or, in shadow mode, would have been.
-    pub(crate) fn all_denied(&self) -> u64 {
-        self.denied + self.shadow_denied
-    }
-}
-
 impl PolicyReport {
     fn new(policy: &Policy, tally: &PolicyTally, top: usize) -> Self {
         let most = |of: fn(&KeyTally) -> u32| {
             tally.keys.iter().map(|(_, key)| u64::from(of(key))).max().unwrap_or_default()
         };
         let first = policy.limits.first();
-        let keys = |measure: fn(&KeyTally) -> u64| {
-            let keys = tally.keys.top(top, measure).into_iter();
+        let keys = |measure: fn(&OutcomeCounts) -> u64| {
+            let keys = tally.keys.top(top, |key| measure(&key.counts)).into_iter();
             keys.map(|(key, tally)| KeyReport::new(key, tally)).collect()
         };
         let mut bursts = tally.bursts.worst.clone();
@@ -376,26 +369,19 @@ impl PolicyReport {
             shadow: policy.mode == Mode::Shadow,
             amount: first.map_or(0, Limit::amount),
             period: first.map(period).unwrap_or_default(),
-            requests: tally.requests(),
-            allowed: tally.allowed,
-            denied: tally.denied,
-            shadow_denied: tally.shadow_denied,
-            denied_elsewhere: tally.elsewhere,
+            requests: tally.counts.requests(),
+            counts: tally.counts,
+            denied_elsewhere: tally.counts.elsewhere,
             keys: tally.keys.counts(),
             peak_asked: most(|key| key.peak_asked),
             peak_admitted: most(|key| key.peak_admitted),
             peak_second: most(|key| key.peak_second),
             bursts: tally.bursts.count,
             worst_bursts: bursts.collect(),
-            denied_most: keys(KeyTally::all_denied),
-            busiest: keys(KeyTally::requests),
+            denied_most: keys(OutcomeCounts::all_denied),
+            busiest: keys(OutcomeCounts::requests),
             timeline: tally.timeline.columns(),
         }
-    }
-
-    /// Returns the number of requests that were denied or, in shadow mode, would have been.
-    pub fn all_denied(&self) -> u64 {
-        self.denied + self.shadow_denied
     }
 }
 
@@ -403,10 +389,8 @@ impl KeyReport {
     fn new(key: &[u8], tally: &KeyTally) -> Self {
         Self {
             key: shown(key),
-            requests: tally.requests(),
-            allowed: tally.allowed,
-            denied: tally.denied,
-            shadow_denied: tally.shadow_denied,
+            requests: tally.counts.requests(),
+            counts: tally.counts,
             peak_second: tally.peak_second,
             peak_asked: tally.peak_asked,
             peak_admitted: tally.peak_admitted,

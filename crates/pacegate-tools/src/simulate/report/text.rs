@@ -3,14 +3,13 @@
 use std::fmt;
 
 use anstyle::{AnsiColor, Style};
-use comfy_table::{CellAlignment, Table, presets};
 
 use super::{
     Headroom, KeyReport, PolicyReport, Report, SuggestionReport, VariantReport,
     change::{Change, KeyChange, PolicyChange},
     percent, whose,
 };
-use crate::text::{format_seconds, grouped};
+use crate::text::{format_seconds, grouped, printable, table};
 
 /// Displays a report as text.
 #[derive(Debug)]
@@ -114,14 +113,14 @@ fn suggested(f: &mut fmt::Formatter<'_>, suggestion: &SuggestionReport) -> fmt::
 
 /// Writes the results of one policy.
 fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
-    let PolicyReport { name, allowed, requests, amount, period, .. } = policy;
+    let PolicyReport { name, counts, requests, amount, period, .. } = policy;
     let shadow = if policy.shadow { ", shadow mode" } else { "" };
     let per = whose(&policy.per);
     let limits = policy.limits.join(", ");
     let named = limits.contains(policy.algorithm);
     let algorithm = if named { "" } else { &*format!(", {}", policy.algorithm) };
     writeln!(f, "\n{BOLD}{name}{BOLD:#}  {limits}{algorithm}, {per}{shadow}")?;
-    let denied = policy.all_denied();
+    let denied = counts.all_denied();
     let verb = if policy.shadow { "would deny" } else { "denied" };
     let times = &policy.timeline;
     let missed = if policy.shadow { &times.shadow_denied } else { &times.denied };
@@ -131,7 +130,7 @@ fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
         let plot = if plot.is_empty() { plot } else { format!("  {style}{plot}{style:#}") };
         format!("  {word:10} {count:>width$}  {share:>8}{plot}\n")
     };
-    f.write_str(&line(GOOD, "allowed", *allowed, &times.allowed))?;
+    f.write_str(&line(GOOD, "allowed", counts.allowed, &times.allowed))?;
     f.write_str(&line(BAD, verb, denied, missed))?;
     if policy.denied_elsewhere > 0 {
         let count = grouped(policy.denied_elsewhere);
@@ -152,7 +151,8 @@ fn detailed(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
     }
     for (title, keys) in [("most denied", &policy.denied_most), ("busiest", &policy.busiest)] {
         if !keys.is_empty() {
-            write!(f, "\n{}", key_table(title, keys, period))?;
+            writeln!(f)?;
+            write_table(f, key_table(title, keys, period))?;
         }
     }
     Ok(())
@@ -182,24 +182,16 @@ fn peaks(f: &mut fmt::Formatter<'_>, policy: &PolicyReport) -> fmt::Result {
     )
 }
 
-fn key_table(title: &str, keys: &[KeyReport], period: &str) -> IndentedTable {
-    let peak = |what: &str| format!("{what}/{period}");
-    let mut table = table([
-        title.to_owned(),
-        "requests".to_owned(),
-        "allowed".to_owned(),
-        "denied".to_owned(),
-        "share".to_owned(),
-        "peak/second".to_owned(),
-        peak("peak"),
-        peak("admitted"),
-    ]);
+fn key_table(title: &str, keys: &[KeyReport], period: &str) -> Vec<Vec<String>> {
+    let head = [title, "requests", "allowed", "denied", "share", "peak/second"].map(str::to_owned);
+    let peaks = ["peak", "admitted"].map(|what| format!("{what}/{period}"));
+    let mut rows = vec![[&head[..], &peaks].concat()];
     for key in keys {
-        let denied = key.denied + key.shadow_denied;
-        table.add_row([
+        let denied = key.counts.all_denied();
+        rows.push(vec![
             short(&key.key),
             grouped(key.requests),
-            grouped(key.allowed),
+            grouped(key.counts.allowed),
             grouped(denied),
             percent(denied, key.requests),
             grouped(key.peak_second.into()),
@@ -207,31 +199,21 @@ fn key_table(title: &str, keys: &[KeyReport], period: &str) -> IndentedTable {
             grouped(key.peak_admitted.into()),
         ]);
     }
-    IndentedTable(table)
+    rows
 }
 
 fn side_by_side(f: &mut fmt::Formatter<'_>, variants: &[VariantReport]) -> fmt::Result {
-    let mut table = table(
-        [
-            "comparison",
-            "policy",
-            "allowed",
-            "denied",
-            "share",
-            "clients denied",
-            "most admitted",
-            "bursts",
-        ]
-        .map(str::to_owned),
-    );
+    let head = ["comparison", "policy", "allowed", "denied", "share", "clients denied"].into_iter();
+    let head = head.chain(["most admitted", "bursts"]).map(str::to_owned);
+    let mut rows = vec![head.collect::<Vec<_>>()];
     for variant in variants {
         for (place, policy) in variant.policies.iter().enumerate() {
             let name = if place == 0 { short(&variant.name) } else { String::new() };
-            let (denied, keys) = (policy.all_denied(), policy.keys);
-            table.add_row([
+            let (denied, keys) = (policy.counts.all_denied(), policy.keys);
+            rows.push(vec![
                 name,
                 policy.name.clone(),
-                grouped(policy.allowed),
+                grouped(policy.counts.allowed),
                 grouped(denied),
                 percent(denied, policy.requests),
                 format!("{} of {}", grouped(keys.touched), grouped(keys.seen)),
@@ -240,17 +222,15 @@ fn side_by_side(f: &mut fmt::Formatter<'_>, variants: &[VariantReport]) -> fmt::
             ]);
         }
         if variant.policies.len() > 1 {
-            let denied = variant.all_denied();
-            let [total, allowed, denied, share] = [
-                "total".to_owned(),
-                grouped(variant.allowed),
-                grouped(denied),
-                percent(denied, variant.requests),
-            ];
-            table.add_row([String::new(), total, allowed, denied, share]);
+            let (allowed, denied) = (variant.counts.allowed, variant.counts.all_denied());
+            let share = percent(denied, variant.requests);
+            let total = ["", "total"].map(str::to_owned).into_iter();
+            rows.push(total.chain([grouped(allowed), grouped(denied), share]).collect());
         }
     }
-    write!(f, "\n{}\n", IndentedTable(table))?;
+    writeln!(f)?;
+    write_table(f, rows)?;
+    writeln!(f)?;
     let width = variants.iter().map(|variant| short(&variant.name).chars().count()).max();
     let width = width.unwrap_or_default();
     for variant in variants {
@@ -290,35 +270,21 @@ fn key_changes(f: &mut fmt::Formatter<'_>, title: &str, keys: &[KeyChange]) -> f
     if keys.is_empty() {
         return Ok(());
     }
-    let mut table = table([title, "requests", "denied before", "after"].map(str::to_owned));
+    let mut rows = vec![[title, "requests", "denied before", "after"].map(str::to_owned).to_vec()];
     for key in keys {
         let [before, after] = key.denied.map(grouped);
-        table.add_row([short(&key.key), grouped(key.requests), before, after]);
+        rows.push(vec![short(&key.key), grouped(key.requests), before, after]);
     }
-    write!(f, "{}", IndentedTable(table))
+    write_table(f, rows)
 }
 
-/// Creates a table without borders: the first column is text, the others are numbers.
-fn table<const N: usize>(head: [String; N]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(head);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
+/// Writes a table with indentation: the first column is text, the others are numbers.
+fn write_table(f: &mut fmt::Formatter<'_>, rows: Vec<Vec<String>>) -> fmt::Result {
+    for (place, line) in table(rows, |column| column > 0).iter().enumerate() {
+        let style = if place == 0 { QUIET } else { Style::new() };
+        writeln!(f, " {style}{line}{style:#}")?;
     }
-    table
-}
-
-/// Displays a table with indentation.
-struct IndentedTable(Table);
-
-impl fmt::Display for IndentedTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, line) in self.0.lines().enumerate() {
-            let style = if place == 0 { QUIET } else { Style::new() };
-            writeln!(f, " {style}{}{style:#}", line.trim_end())?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// Draws values as bars of different heights. Values above zero are always visible.
@@ -359,10 +325,6 @@ fn short(text: &str) -> String {
         return text;
     }
     text.chars().take(KEY_WIDTH - 1).chain(['…']).collect()
-}
-
-fn printable(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
 }
 
 #[cfg(test)]

@@ -28,14 +28,21 @@ pub struct KeyTallies {
     touched: Distinct,
 }
 
-/// Statistics of one key.
-#[derive(Clone, Debug)]
-pub struct KeyTally {
+/// The number of requests by outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct OutcomeCounts {
     pub allowed: u64,
     pub denied: u64,
     pub shadow_denied: u64,
     /// Requests that this policy would have allowed and another one denied.
+    #[serde(skip)]
     pub elsewhere: u64,
+}
+
+/// Statistics of one key.
+#[derive(Clone, Debug)]
+pub struct KeyTally {
+    pub counts: OutcomeCounts,
     /// Time of the last request, and whether it was admitted.
     seen: u64,
     last_admitted: bool,
@@ -168,16 +175,18 @@ impl KeyTallies {
 
     /// Removes keys whose usage no longer matters, except the most notable ones.
     fn forget(&mut self, now: u64) {
-        let measures: [fn(&KeyTally) -> u64; 2] = [KeyTally::all_denied, KeyTally::requests];
+        let measures = [OutcomeCounts::all_denied, OutcomeCounts::requests];
         let bars = measures.map(|measure| {
-            let mut values: Vec<u64> = self.keys.values().map(measure).collect();
+            let mut values: Vec<u64> =
+                self.keys.values().map(|tally| measure(&tally.counts)).collect();
             let place = values.len().saturating_sub(STANDING_OUT);
             *values.select_nth_unstable(place).1
         });
         let before = self.keys.len();
         self.keys.retain(|_, tally| {
             let live = now.saturating_sub(tally.seen) < self.rest;
-            live || tally.all_denied() > bars[0] || tally.requests() > bars[1]
+            let counts = tally.counts;
+            live || counts.all_denied() > bars[0] || counts.requests() > bars[1]
         });
         self.forgotten += (before - self.keys.len()) as u64;
         // If all remaining keys are active, double the capacity so that this does not run on every request.
@@ -188,10 +197,7 @@ impl KeyTallies {
 impl Default for KeyTally {
     fn default() -> Self {
         Self {
-            allowed: 0,
-            denied: 0,
-            shadow_denied: 0,
-            elsewhere: 0,
+            counts: OutcomeCounts::default(),
             seen: 0,
             last_admitted: false,
             plain: false,
@@ -205,30 +211,37 @@ impl Default for KeyTally {
     }
 }
 
-impl KeyTally {
-    pub fn requests(&self) -> u64 {
-        self.allowed + self.denied + self.shadow_denied + self.elsewhere
-    }
-
-    pub fn all_denied(&self) -> u64 {
-        self.denied + self.shadow_denied
-    }
-
-    fn is_touched(&self) -> bool {
-        self.all_denied() > 0
-    }
-
-    fn count(&mut self, at: u64, (period, plain): (u64, bool), event: Event) -> Sums {
-        let is_first = self.requests() == 0;
-        let admitted = event == Event::Allowed;
-        let before = (self.seen, self.last_admitted);
-        (self.seen, self.last_admitted) = (at, admitted);
+impl OutcomeCounts {
+    pub(super) fn add(&mut self, event: Event) {
         *match event {
             Event::Allowed => &mut self.allowed,
             Event::Denied => &mut self.denied,
             Event::ShadowDenied => &mut self.shadow_denied,
             Event::Elsewhere => &mut self.elsewhere,
         } += 1;
+    }
+
+    pub fn requests(&self) -> u64 {
+        self.allowed + self.denied + self.shadow_denied + self.elsewhere
+    }
+
+    /// Returns the number of requests that were denied or, in shadow mode, would have been.
+    pub fn all_denied(&self) -> u64 {
+        self.denied + self.shadow_denied
+    }
+}
+
+impl KeyTally {
+    fn is_touched(&self) -> bool {
+        self.counts.all_denied() > 0
+    }
+
+    fn count(&mut self, at: u64, (period, plain): (u64, bool), event: Event) -> Sums {
+        let is_first = self.counts.requests() == 0;
+        let admitted = event == Event::Allowed;
+        let before = (self.seen, self.last_admitted);
+        (self.seen, self.last_admitted) = (at, admitted);
+        self.counts.add(event);
         if is_first {
             self.plain = plain;
             (self.peak_second, self.peak_asked, self.peak_admitted) = (1, 1, admitted.into());

@@ -10,18 +10,14 @@ use std::time::Duration;
 use pacegate::{Algorithm, KeyRef, Limit, Policy, Timestamp, algorithm::State};
 
 pub(crate) use self::{
-    keys::{Event, KeyCounts, KeyTallies, KeyTally, KeyText, shown},
+    keys::{Event, KeyCounts, KeyTallies, KeyTally, KeyText, OutcomeCounts, shown},
     timeline::{Columns, Timeline},
 };
 
 /// The outcomes of requests under one policy.
 #[derive(Debug)]
 pub struct PolicyTally {
-    pub allowed: u64,
-    pub denied: u64,
-    pub shadow_denied: u64,
-    /// Requests that this policy would have allowed and another one denied.
-    pub elsewhere: u64,
+    pub counts: OutcomeCounts,
     pub keys: KeyTallies,
     pub timeline: Timeline,
     pub bursts: Bursts,
@@ -56,10 +52,7 @@ const MAX_BURSTS: usize = 50;
 impl PolicyTally {
     pub fn new(policy: &Policy, most_keys: usize) -> Self {
         Self {
-            allowed: 0,
-            denied: 0,
-            shadow_denied: 0,
-            elsewhere: 0,
+            counts: OutcomeCounts::default(),
             keys: KeyTallies::new(
                 most_keys,
                 policy.limits.iter().map(rest).max().unwrap_or_default(),
@@ -69,11 +62,6 @@ impl PolicyTally {
             plain: policy.limits.first().copied(),
             text: Vec::new(),
         }
-    }
-
-    /// Returns the number of requests that the policy covers.
-    pub fn requests(&self) -> u64 {
-        self.allowed + self.denied + self.shadow_denied + self.elsewhere
     }
 
     /// Decides a request for `key` under `limit`, with `decide` and the state kept here, and counts the
@@ -90,21 +78,8 @@ impl PolicyTally {
         let plain = self.plain == Some(*limit);
         let (event, sums) = self.keys.count(&self.text, at, (period, plain), decide);
         let bin = self.timeline.at(at);
-        match event {
-            Event::Allowed => {
-                self.allowed += 1;
-                bin.allowed += 1;
-            }
-            Event::Denied => {
-                self.denied += 1;
-                bin.denied += 1;
-            }
-            Event::ShadowDenied => {
-                self.shadow_denied += 1;
-                bin.shadow_denied += 1;
-            }
-            Event::Elsewhere => self.elsewhere += 1,
-        }
+        self.counts.add(event);
+        bin.counts.add(event);
         if plain {
             bin.asked = bin.asked.max(sums.asked.into());
             bin.admitted = bin.admitted.max(sums.admitted.into());

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use super::OutcomeCounts;
+
 /// Counts over time. The step is as small as the maximum number of bins allows; when it grows, bins are
 /// merged.
 #[derive(Clone, Debug, Default)]
@@ -16,9 +18,7 @@ pub struct Timeline {
 /// The counts of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
-    pub allowed: u64,
-    pub denied: u64,
-    pub shadow_denied: u64,
+    pub counts: OutcomeCounts,
     /// The most requests of any key within one period that ends here.
     pub asked: u64,
     /// The most admitted requests of any key within one period that ends here.
@@ -102,9 +102,9 @@ impl Timeline {
         Columns {
             start: self.base * (self.step / SECOND),
             step: self.step / SECOND,
-            allowed: column(|bin| bin.allowed),
-            denied: column(|bin| bin.denied),
-            shadow_denied: present(column(|bin| bin.shadow_denied)),
+            allowed: column(|bin| bin.counts.allowed),
+            denied: column(|bin| bin.counts.denied),
+            shadow_denied: present(column(|bin| bin.counts.shadow_denied)),
             asked: present(column(|bin| bin.asked)),
             admitted: present(column(|bin| bin.admitted)),
         }
@@ -126,9 +126,9 @@ impl Timeline {
 
 impl Bin {
     fn add(&mut self, other: &Self) {
-        self.allowed += other.allowed;
-        self.denied += other.denied;
-        self.shadow_denied += other.shadow_denied;
+        self.counts.allowed += other.counts.allowed;
+        self.counts.denied += other.counts.denied;
+        self.counts.shadow_denied += other.counts.shadow_denied;
         self.asked = self.asked.max(other.asked);
         self.admitted = self.admitted.max(other.admitted);
     }
@@ -149,7 +149,7 @@ mod tests {
     fn timelines_are_aligned_to_the_same_steps() {
         let mut timelines = [(100, 3), (60, 700), (90, 2_000), (0, 0)].map(|(start, seconds)| {
             let mut timeline = Timeline::default();
-            (start..start + seconds).for_each(|at| timeline.at(at * SECOND).denied += 1);
+            (start..start + seconds).for_each(|at| timeline.at(at * SECOND).counts.denied += 1);
             timeline
         });
         let mut all: Vec<_> = timelines.iter_mut().collect();
@@ -173,7 +173,7 @@ mod tests {
         let start = 1_767_225_607;
         for second in 0..86_400_u64 {
             let bin = timeline.at((start + second) * SECOND);
-            bin.allowed += 1;
+            bin.counts.allowed += 1;
             bin.admitted = bin.admitted.max(second);
         }
         let columns = timeline.columns();

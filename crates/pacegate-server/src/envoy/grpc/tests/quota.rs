@@ -160,8 +160,9 @@ async fn assigned_units_are_charged_first() {
         assert_eq!(assigned + units_left(&server).await, 100);
     }
     assert_eq!(assigned, 100, "all of them");
-    let stats = server.active.quotas().stats();
-    assert_eq!((stats.reports, stats.responses, stats.units, stats.buckets), (30, 30, 100, 0));
+    let quotas = &server.active.quotas;
+    let messages = (quotas.reports.get(), quotas.responses.get());
+    assert_eq!((messages, quotas.units.get(), quotas.buckets()), ((30, 30), 100, 0));
 }
 
 #[tokio::test]
@@ -187,7 +188,7 @@ async fn a_quota_stream_survives_buckets_with_long_ids() {
     let abandoned =
         actions.iter().filter(|action| matches!(action.action, Some(Action::Abandon(_)))).count();
     assert_eq!(abandoned, 100 - (256 << 10) / 4_009, "those beyond 256 KiB");
-    assert_eq!(server.active.quotas().stats().buckets, 0, "after the end of the stream");
+    assert_eq!(server.active.quotas.buckets(), 0, "after the end of the stream");
 }
 
 #[tokio::test]
@@ -217,7 +218,7 @@ async fn a_quota_stream_ends_with_its_status() {
     let two_domains = [report("d"), report("other")].concat();
     assert_eq!(status(two_domains.into(), Some("secret")).await, 3);
     assert_eq!(status(framed(&vec![0; 961 << 10]), Some("secret")).await, 8);
-    assert_eq!(server.active.quotas().stats().buckets, 0);
+    assert_eq!(server.active.quotas.buckets(), 0);
 }
 
 #[tokio::test]
@@ -271,9 +272,9 @@ async fn a_blocked_key_gets_no_units_until_the_block_ends() {
     let (before, _) = tokens_after(&mut client, report("d")).await;
     let engine = server.active.revision().engine.clone();
     let (policy, key) = ("quota".parse().unwrap(), KeyRef::new(b"v").to_buf());
-    engine.blocks().add(policy, key, Duration::from_secs(3_600)).await.unwrap();
+    engine.blocks.add(policy, key, Duration::from_secs(3_600)).await.unwrap();
     assert_eq!(all_tokens(&mut client).await.0, 0);
-    assert_eq!(engine.blocks().lift(|_| true).await.unwrap().len(), 1);
+    assert_eq!(engine.blocks.lift(|_| true).await.unwrap().len(), 1);
     assert_eq!(before + all_tokens(&mut client).await.0, 100);
 }
 
@@ -303,5 +304,5 @@ async fn a_reconnected_envoy_gets_units_that_no_stream_has() {
         assigned += tokens;
         assert_eq!(assigned + units_left(&server).await, 100);
     }
-    assert_eq!(server.active.quotas().stats().buckets, 0, "of open streams");
+    assert_eq!(server.active.quotas.buckets(), 0, "of open streams");
 }
