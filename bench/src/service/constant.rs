@@ -1,5 +1,5 @@
-//! Servers that send the same response to each request: the cost of connections alone, and so the minimum for any server
-//! of this kind.
+//! Servers that send the same response to each request: the cost of connections alone, and so the minimum for any
+//! server of this kind.
 
 use std::{env, io};
 
