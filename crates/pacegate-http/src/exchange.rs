@@ -136,6 +136,7 @@ struct Charged {
 
 impl<X: Exchange> ResponseFuture<X> {
     /// Starts to decide. If the limiter decides without waiting, calls the inner service or rejects the request.
+    #[inline]
     pub fn new(
         rules: &Arc<ExchangeRules<X>>,
         service: &mut X::Service,
@@ -201,6 +202,7 @@ fn reserved<X: Exchange>(
 }
 
 /// Calls the inner service if the request is admitted. Otherwise rejects it.
+#[inline]
 fn decided<X: Exchange>(
     rules: &ExchangeRules<X>,
     service: &mut X::Service,

@@ -154,7 +154,7 @@ impl Headers {
     /// Otherwise it is `now` plus the time until the reset. Pass a time before the decision, so that a window that ends
     /// on a full second is not rounded up to the next one.
     pub fn write(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
-        make_room(decision, headers);
+        self.make_room(decision, headers);
         self.each(decision, now, |name, text| {
             headers.insert(name, text.into());
             true
@@ -201,6 +201,20 @@ impl Headers {
         }
     }
 
+    /// Reserves capacity for the headers of a decision: no more, so that the map of a response with a few headers does
+    /// not grow in vain, and no less, so that it does not grow twice.
+    fn make_room(&self, decision: &Decision, headers: &mut HeaderMap) {
+        if decision.policy().is_some() {
+            let legacy = match self.legacy {
+                None => 0,
+                Some(ResetStyle::Off) => 2,
+                Some(ResetStyle::Epoch | ResetStyle::Delta) => 3,
+            };
+            let wait = usize::from(!decision.is_allowed());
+            headers.reserve(self.standard.names().len() + legacy + wait);
+        }
+    }
+
     /// Returns whether a response already has these headers.
     pub(crate) fn are_in(&self, has: impl Fn(&HeaderName) -> bool) -> bool {
         let standard = self.standard.names().first().is_some_and(|name| has(name));
@@ -209,7 +223,7 @@ impl Headers {
 
     /// Like [`Headers::write`], but leaves the response unchanged if it already has these headers.
     pub(crate) fn add(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
-        make_room(decision, headers);
+        self.make_room(decision, headers);
         // One lookup for each name, because most responses have none of them.
         let mut replaced = Vec::new();
         self.each(decision, now, |name, text| {
@@ -260,13 +274,6 @@ fn take_back(
         headers.remove(*name);
     }
     headers.extend(replaced.into_iter().map(|(name, value)| (name.clone(), value)));
-}
-
-/// Reserves capacity, so that the map of a response with a few headers does not grow twice.
-fn make_room(decision: &Decision, headers: &mut HeaderMap) {
-    if decision.policy().is_some() {
-        headers.reserve(6);
-    }
 }
 
 impl Values {
