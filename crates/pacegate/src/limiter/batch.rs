@@ -47,10 +47,12 @@ impl Evaluator {
         for keys in keys.chunks(BATCH) {
             let batch = KeyBatch { limit, keys };
             let ids = self.identities(&batch, keys.len());
-            if self.memory.is_faster_in_turn(&limit.scope, &ids) {
-                let read = self.memory.read_clock();
-                let check =
-                    |(key, &id): (&K, _)| key.with(|key| self.check_cell(limit, (key, id), read));
+            let memory = self.current_memory();
+            if memory.is_faster_in_turn(&limit.scope, &ids) {
+                let read = memory.read_clock();
+                let check = |(key, &id): (&K, _)| {
+                    key.with(|key| self.check_cell(memory, limit, (key, id), read))
+                };
                 decisions.extend(keys.iter().zip(&ids).map(check));
             } else {
                 self.check_batch(&batch, &ids, |one| decisions.push(one));

@@ -321,8 +321,9 @@ impl Evaluator {
     /// of outcomes and charges in memory would take half as long again.
     #[inline(always)]
     pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>) -> Decision {
-        let id = self.memory.identity(&limit.scope, key);
-        self.check_cell(limit, (key, id), self.memory.read_clock())
+        let memory = self.current_memory();
+        let id = memory.identity(&limit.scope, key);
+        self.check_cell(memory, limit, (key, id), memory.read_clock())
     }
 
     /// [`Evaluator::check_single`] for a key that was hashed, at an instant that was just
@@ -330,11 +331,12 @@ impl Evaluator {
     #[inline(always)]
     pub(super) fn check_cell(
         &self,
+        memory: &MemoryStore,
         limit: &BoundLimit,
         (key, id): (KeyRef<'_>, Identity),
         read: u64,
     ) -> Decision {
-        let (memory, counts) = (self.current_memory(), self.counts_in_store);
+        let counts = self.counts_in_store;
         match memory.charge_often(id, &limit.limit, (1, limit.excess), read, counts) {
             Ok((outcome, _)) if counts => decide(limit, outcome, false),
             Ok((outcome, now)) => {

@@ -318,7 +318,7 @@ impl MemoryStore {
     }
 
     /// Hashes a key in a scope.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
         self.hash(key).in_scope(scope)
     }
