@@ -137,6 +137,10 @@ impl DenyCache {
                     charge.limit.charge(&mut state.clone(), now, cost, charge.excess).0
                 };
                 if at(latest, charge.cost).is_admitted() {
+                    // If it is only admitted at the latest time, another limit may deny for less time than this one.
+                    if !at(earliest, charge.cost).is_admitted() {
+                        return None;
+                    }
                     let untouched = at(earliest, 0);
                     Outcome::admitted(untouched.remaining(), untouched.reset_after())
                 } else {
@@ -192,5 +196,30 @@ mod tests {
     fn a_clock_step_back_replaces_an_expired_entry() {
         assert_eq!(cached_time(Duration::from_secs(3_600)), 7_200_000_000, "the reply may be late");
         assert_eq!(cached_time(Duration::ZERO), 3_600_000_000);
+    }
+
+    /// Otherwise the retry time would be that of the other limit, which may be shorter.
+    #[test]
+    fn a_limit_that_may_deny_is_left_to_the_server() {
+        let time = Time::Server(Arc::new(OperatingSystem));
+        let cache = DenyCache::new(10, Duration::from_secs(3_600), false, time.clone());
+        let fingerprinter = Fingerprinter::new();
+        // After a round trip of 30 seconds, the window of 10 seconds may have ended.
+        let sent = Instant::now() - Duration::from_secs(30);
+        let mut learn = |text: &str| {
+            let limit: Limit = text.parse().unwrap();
+            let charge = Charge::new("api".parse().unwrap(), KeyRef::new(b"key"), limit);
+            let (now, fingerprint) = (7_200_000_000, fingerprinter.of(&charge));
+            let state = State::from_words(&limit, [now, 1, 0]);
+            let snapshot = Snapshot { denied: true, now, limit, fact: Fact::State(state) };
+            cache.learn(fingerprint, snapshot, time.round_trip(sent, Instant::now()));
+            (fingerprint, charge)
+        };
+        let [minute, ten, hour] = ["1/minute", "1/10s", "1/hour"].map(&mut learn);
+        let answer = |charges: [&(Fingerprint, Charge<'static>); 2]| {
+            cache.answer(charges.into_iter().map(|(fingerprint, charge)| (*fingerprint, charge)))
+        };
+        assert_eq!(answer([&minute, &hour]).map(|outcomes| outcomes.len()), Some(2));
+        assert!(answer([&minute, &ten]).is_none());
     }
 }
