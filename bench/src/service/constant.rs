@@ -1,12 +1,13 @@
 //! Servers that send the same response to each request: the cost of connections alone, and so the minimum for any
 //! server of this kind.
 
-use std::{env, io};
+use std::{env, io, net, thread};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     runtime,
+    sync::mpsc::{UnboundedSender, unbounded_channel},
 };
 
 use super::processes::{Process, Running};
@@ -15,18 +16,30 @@ use super::processes::{Process, Running};
 #[derive(Clone, Copy)]
 pub struct Constant {
     name: &'static str,
-    workers: usize,
+    workers: Workers,
     /// Returns the number of requests in the bytes of one read.
     count: fn(&[u8]) -> usize,
     response: &'static [u8],
 }
 
+/// The threads of a server.
+#[derive(Clone, Copy)]
+enum Workers {
+    One,
+    /// Two threads, either of which continues a connection.
+    TwoStealing,
+    /// Two threads. A connection stays on one of them, as in Pacegate.
+    TwoPinned,
+}
+
 pub const RESP: Constant =
-    Constant { name: "resp", workers: 1, count: count_stars, response: FIVE_INTEGERS };
-pub const TWO_WORKERS: Constant = Constant { name: "resp-2", workers: 2, ..RESP };
+    Constant { name: "resp", workers: Workers::One, count: count_stars, response: FIVE_INTEGERS };
+pub const STEALING: Constant =
+    Constant { name: "resp-stealing", workers: Workers::TwoStealing, ..RESP };
+pub const PINNED: Constant = Constant { name: "resp-pinned", workers: Workers::TwoPinned, ..RESP };
 /// The generator sends one request at a time over each connection, so each read has one.
 pub const HTTP: Constant =
-    Constant { name: "http", workers: 1, count: |_| 1, response: HTTP_RESPONSE };
+    Constant { name: "http", workers: Workers::One, count: |_| 1, response: HTTP_RESPONSE };
 
 const SERVE: &str = "serve-constant";
 const FIVE_INTEGERS: &[u8] = b"*5\r\n:1\r\n:100\r\n:99\r\n:1\r\n:0\r\n";
@@ -52,7 +65,7 @@ fn count_stars(input: &[u8]) -> usize {
 pub fn asked_to_serve() -> Option<Constant> {
     let mut words = env::args().skip(1);
     let name = (words.next()? == SERVE).then(|| words.next())??;
-    [RESP, TWO_WORKERS, HTTP].into_iter().find(|server| server.name == name)
+    [RESP, STEALING, PINNED, HTTP].into_iter().find(|server| server.name == name)
 }
 
 impl Constant {
@@ -63,18 +76,42 @@ impl Constant {
 
     pub fn serve(self) -> io::Result<()> {
         let mut builder = match self.workers {
-            1 => runtime::Builder::new_current_thread(),
-            _ => runtime::Builder::new_multi_thread(),
+            Workers::TwoStealing => runtime::Builder::new_multi_thread(),
+            Workers::One | Workers::TwoPinned => runtime::Builder::new_current_thread(),
         };
-        builder.worker_threads(self.workers).enable_all().build()?.block_on(async {
+        let runtime = builder.worker_threads(2).enable_all().build()?;
+        let pinned = match self.workers {
+            Workers::TwoPinned => vec![self.worker()?, self.worker()?],
+            Workers::One | Workers::TwoStealing => Vec::new(),
+        };
+        runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await?;
             println!("{}", listener.local_addr()?);
-            loop {
+            for turn in 0_usize.. {
                 let (connection, _) = listener.accept().await?;
                 connection.set_nodelay(true)?;
-                tokio::spawn(self.answer(connection));
+                match pinned.get(turn % pinned.len().max(1)) {
+                    Some(worker) => drop(worker.send(connection.into_std()?)),
+                    None => drop(tokio::spawn(self.answer(connection))),
+                }
             }
+            Ok(())
         })
+    }
+
+    /// Starts a thread that serves the connections it is sent.
+    fn worker(self) -> io::Result<UnboundedSender<net::TcpStream>> {
+        let (sender, mut connections) = unbounded_channel();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        thread::spawn(move || {
+            runtime.block_on(async {
+                while let Some(connection) = connections.recv().await {
+                    tokio::spawn(self.answer(TcpStream::from_std(connection)?));
+                }
+                io::Result::Ok(())
+            })
+        });
+        Ok(sender)
     }
 
     async fn answer(self, mut connection: TcpStream) -> io::Result<()> {

@@ -44,6 +44,8 @@ const SEED: &str = "redis seed's script";
 const THROTTLECRAB: &str = "throttlecrab";
 /// The minimum that is possible.
 const CONSTANT: &str = "constant response";
+/// The same with connections that stay on one of two threads.
+const PINNED: &str = "constant response, pinned";
 const IN_MEMORY: &str = "the same in memory";
 const CPU: &str = "server CPU, relative to";
 const P99: &str = "p99, relative to";
@@ -121,11 +123,13 @@ fn resp(servers: &Servers, pipeline: usize) -> Vec<Subject> {
 fn two_workers(servers: &Servers) -> Vec<Subject> {
     let incr = Resp::new(&servers.redis, 16, "INCR key:__rand_int__");
     let throttle = Resp::new(&servers.two_workers.resp, 16, THROTTLE);
-    let constant = Resp::new(&servers.constant.two_workers, 16, THROTTLE);
+    let stealing = Resp::new(&servers.constant.stealing, 16, THROTTLE);
+    let pinned = Resp::new(&servers.constant.pinned, 16, THROTTLE);
     vec![
         ("pacegate THROTTLE", Box::new(throttle)),
         (INCR, Box::new(incr)),
-        (CONSTANT, Box::new(constant)),
+        (CONSTANT, Box::new(stealing)),
+        (PINNED, Box::new(pinned)),
     ]
 }
 
@@ -182,7 +186,7 @@ fn report(case: &str, subjects: &[Subject], slices: &[Vec<Slice>]) -> Vec<Row> {
         if !p99.is_empty() {
             rows.push(row(case, name, "p99 in us", p99));
         }
-        if name.starts_with("pacegate") || *name == CONSTANT {
+        if name.starts_with("pacegate") || name.starts_with(CONSTANT) {
             rows.extend(ratios(case, name, own, subjects, slices));
         }
     }
@@ -205,7 +209,7 @@ fn ratios(
         let ratio = |of: fn(&Slice) -> f64| {
             own.iter().zip(theirs).map(|(own, theirs)| of(own) / of(theirs)).collect::<Vec<_>>()
         };
-        let bar = |metric| max_ratio(case, other, metric).filter(|_| name != CONSTANT);
+        let bar = |metric| max_ratio(case, other, metric).filter(|_| !name.starts_with(CONSTANT));
         let of = |metric: &str| format!("{metric} {other}");
         let cpu = row(case, name, of(CPU), ratio(|slice| slice.cpu));
         rows.push(Row { bar: bar(CPU), ..cpu });

@@ -34,7 +34,8 @@ pub struct Servers {
 /// Servers with a constant response.
 pub struct ConstantServers {
     pub resp: Process,
-    pub two_workers: Process,
+    pub stealing: Process,
+    pub pinned: Process,
     pub http: Process,
 }
 
@@ -121,9 +122,10 @@ impl Servers {
 impl ConstantServers {
     fn start() -> io::Result<(Vec<Running>, Self)> {
         let (first, resp) = constant::RESP.start()?;
-        let (second, two_workers) = constant::TWO_WORKERS.start()?;
-        let (third, http) = constant::HTTP.start()?;
-        Ok((vec![first, second, third], Self { resp, two_workers, http }))
+        let (second, stealing) = constant::STEALING.start()?;
+        let (third, pinned) = constant::PINNED.start()?;
+        let (fourth, http) = constant::HTTP.start()?;
+        Ok((vec![first, second, third, fourth], Self { resp, stealing, pinned, http }))
     }
 }
 
