@@ -19,12 +19,6 @@ if kind == CALENDAR then
   if window.is_wrong then return pack('<I8', now) end
 end
 
--- Returns true if the units were charged in a window that is over.
-local function is_over()
-  if window then return charged_at < window.start or charged_at >= window.stop end
-  return charged_at - charged_at % period ~= now - now % period
-end
-
 local function member(unit)
   return permit .. pack('>I4', unit)
 end
@@ -76,7 +70,8 @@ end
 
 if kind == SLIDING_LOG then
   if due_key then return_due_to_log(due_key, key, period) end
-  refund_log()
+  -- A charge is returned from its own entry: a reservation that was written later has to keep its units.
+  if charged_at > 0 then return_to_log(key, period, charged_at, cost) else refund_log() end
   return 1
 elseif kind > SLIDING_LOG then
   -- Refunds leave permits alone; holders release them. Units without a permit are refunded, newest first.
@@ -110,8 +105,11 @@ if kind == TOKEN_BUCKET then
   count = add_to_count(count, 0, math.min(cost, a + 1))
   a = a - cost
   if a < 0 then a, b = 0, 0 end
-elseif charged_at > 0 and is_over() then
-  if not changed then return 0 end
+elseif charged_at > 0 then
+  -- A charge is returned to its window, if that still counts.
+  local counts
+  a, b, count, counts = return_to_state(kind, amount, period, cost, charged_at, nil, at, a, b, count)
+  if not (counts or changed) then return 0 end
 else
   -- From the current window first: the units were most likely charged just before.
   local from_this = math.min(cost, a)

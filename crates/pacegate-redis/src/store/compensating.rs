@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::{join, join_all};
-use pacegate::{StoreError, Timestamp, algorithm::Outcome};
+use pacegate::{Algorithm, StoreError, Timestamp, algorithm::Outcome};
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::timeout};
 
@@ -111,7 +111,8 @@ impl Inner {
     }
 
     /// Returns charged units as far as possible. Units that cannot be returned stay charged, which admits less, never
-    /// more. Units of a past window are not returned, because they would be taken from the current one.
+    /// more. Those of a window are returned to that window, if it still counts, and those of a log to the entry of the
+    /// charge, so that a reservation that was made meanwhile keeps its own.
     ///
     /// A bucket gets all units back. The tokens that it refilled since would have come anyway, unless it was full.
     /// Withholding them would let denied requests use up a fast bucket.
@@ -157,8 +158,8 @@ impl Inner {
         let action = match charge.limit.algorithm() {
             // A failed release is retried.
             algorithm if algorithm.holds_permits() => return drop(self.release(charge).await),
-            algorithm if algorithm.windows() > 0 => Action::Return { charged_at },
-            _ => Action::Refund,
+            Algorithm::TokenBucket => Action::Refund,
+            _ => Action::Return { charged_at },
         };
         drop(self.update(charge, action).await);
     }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use pacegate::{
-    Algorithm, Charge, Counter, KeyRef, Limit, ManualClock, MemoryStore, Reply, SharedLimiter,
-    Store, StoreError, Timestamp, Update,
+    Algorithm, Charge, Counter, KeyRef, Limit, ManualClock, MemoryStore, Policy, PolicySet, Reply,
+    Request, SharedLimiter, Store, StoreError, Timestamp, Update, policy::Missing,
 };
 use pacegate_redis::{Layout, RedisStore};
 use pacegate_testkit::{
@@ -95,6 +95,33 @@ fn draws_in_progress_are_returned() {
                 let left = store.charge(&[unit.cost(0)], None).await.unwrap()[0].remaining();
                 assert_eq!(left, 99, "{algorithm}");
                 assert_eq!(store.stats().lease_units_outstanding, 0);
+            }
+        }
+    });
+}
+
+/// A request is charged to a short sliding window, denied by another slot, and returned, often after the window has
+/// ended. The units would count in the next window too.
+#[test]
+fn a_denied_request_returns_its_units_to_the_previous_window() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    runtime().block_on(async {
+        let policies = [
+            Policy::new("team", ["1000/5ms sliding-window"]).per(["team"]).missing(Missing::Skip),
+            Policy::new("user", ["1/day in UTC"]).per(["user"]).missing(Missing::Skip),
+        ];
+        let builder = RedisStore::builder(&cluster.url()).unwrap().deadline(PATIENT);
+        let store = builder.deny_cache(0).connect().await.unwrap();
+        let limiter = SharedLimiter::new(store, PolicySet::new(policies).unwrap());
+        for number in 0..8 {
+            let (team, user) = (format!("team-{number}"), format!("user-{number}"));
+            let by_user = Request::new().with("user", &user);
+            assert!(limiter.check_request(&by_user).await.unwrap().is_allowed());
+            let (by_team, both) =
+                (Request::new().with("team", &team), by_user.clone().with("team", &team));
+            for _ in 0..100 {
+                assert!(!limiter.check_request(&both).await.unwrap().is_allowed());
+                assert_eq!(limiter.peek_request(&by_team).await.unwrap().remaining(), 1_000);
             }
         }
     });

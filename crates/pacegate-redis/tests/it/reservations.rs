@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use pacegate::{
     Algorithm, Limit, ManualClock, Policy, PolicySet, Request, ReservationId, SharedLimiter,
-    StoreError, Timestamp,
+    StoreError, Timestamp, policy::Missing,
 };
 use pacegate_redis::RedisStore;
 use pacegate_testkit::{
@@ -164,6 +164,40 @@ fn a_denied_reservation_in_several_slots_takes_no_token() {
                 assert!(!denied.decision.is_allowed());
             }
             assert_eq!(remaining(&limiter, &request).await, [10, 0], "{team}");
+        }
+    });
+}
+
+/// Requests of a team that another slot denies are charged and returned while reservations of the team are made and
+/// cancelled. Each returns its own units.
+#[test]
+fn a_denied_request_does_not_return_the_units_of_a_reservation() {
+    let cluster = Cluster::start(Flavor::Redis, 3, 0);
+    runtime().block_on(async {
+        let policies = [
+            Policy::new("team", ["1000/hour sliding-log"]).per(["team"]).missing(Missing::Skip),
+            Policy::new("user", ["1/day in UTC"]).per(["user"]).missing(Missing::Skip),
+        ];
+        let builder = RedisStore::builder(&cluster.url()).unwrap().deadline(PATIENT);
+        let store = builder.deny_cache(0).connect().await.unwrap();
+        let limiter = SharedLimiter::new(store, PolicySet::new(policies).unwrap());
+        for number in 0..8 {
+            let (team, user) = (format!("team-{number}"), format!("user-{number}"));
+            let (by_team, by_user) =
+                (Request::new().with("team", &team), Request::new().with("user", &user));
+            assert!(limiter.check_request(&by_user).await.unwrap().is_allowed());
+            let both = by_user.with("team", &team);
+            let denials = join_all((0..40).map(async |_| {
+                assert!(!limiter.check_request(&both).await.unwrap().is_allowed());
+            }));
+            let reservations = join_all((0..4).map(async |_| {
+                for _ in 0..10 {
+                    let reserved = limiter.reserve_request(&by_team, TTL).await.unwrap();
+                    assert!(reserved.into_result().unwrap().cancel().await.unwrap());
+                }
+            }));
+            join(denials, reservations).await;
+            assert_eq!(remaining(&limiter, &both).await, [1_000, 0], "{team}");
         }
     });
 }
