@@ -142,9 +142,9 @@ impl Limiter {
     ) -> Result<Reserved, CheckError> {
         let charge = ResolvedCharge::new(limit, key, estimate, 0).reserved();
         charge.check_cost()?;
-        let id = ReservationId { number: new_permit_id(), place: Place::Process };
-        let reservation = (id.number, ttl.clamp(TTL.0, TTL.1));
-        let decision = self.evaluator().reserve_single(&charge, reservation)?;
+        let (number, decision) =
+            self.evaluator().reserve_single(&charge, ttl.clamp(TTL.0, TTL.1))?;
+        let id = ReservationId { number, place: Place::Process };
         let reservation = decision.is_allowed().then(|| Reservation(self.shared.reservation(id)));
         Ok(Reserved { decision, reservation })
     }
@@ -488,22 +488,21 @@ impl Evaluator {
         Ok(self.conclude(resolved, outcomes, now, false))
     }
 
-    /// Reserves in memory under a [single](Self::single) limit, and records the decision.
+    /// Reserves in memory under a [single](Self::single) limit, and records the decision. Also returns the number of
+    /// the reservation.
     #[inline]
     fn reserve_single(
         &self,
         charge: &ResolvedCharge<'_>,
-        reservation: (u128, Duration),
-    ) -> Result<Decision, StoreError> {
+        ttl: Duration,
+    ) -> Result<(u128, Decision), StoreError> {
         let (memory, slot) = (self.current_memory(), self.slot(charge));
-        let (outcome, now) = memory.reserve_slot(&slot, || self.origin_of(charge), reservation)?;
-        Ok(self.record_single(
-            self.meter.tally(),
-            charge.limit,
-            (charge.key, charge.cost),
-            outcome,
-            now,
-        ))
+        let number = memory.number_near(slot.id, new_permit_id());
+        let origin = || self.origin_of(charge);
+        let (outcome, now) = memory.reserve_slot(&slot, origin, (number, ttl))?;
+        let counted = (charge.key, charge.cost);
+        let counters = self.meter.tally();
+        Ok((number, self.record_single(counters, charge.limit, counted, outcome, now)))
     }
 
     fn origin_of(&self, charge: &ResolvedCharge<'_>) -> ChargeOrigin {

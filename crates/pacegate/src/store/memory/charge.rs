@@ -412,36 +412,31 @@ impl MemoryStore {
         inner.sweep_times(sweep);
         (outcomes, charged, now)
     }
+}
 
-    /// [`MemoryStore::charge_and_read`] for one slot with a fixed-size state.
+impl Shards {
+    /// Decides one slot with a fixed-size state whose shard is locked. Also returns the state just after that.
     #[inline]
-    pub(super) fn charge_and_read_cell(&self, slot: &Slot<'_>) -> (Outcome, ChargedState, u64) {
-        let inner = self.shards();
-        let read = inner.time.now();
-        let mut table = inner.cells_of(slot.id).lock();
-        let now = table.shard_clock.advance(&inner.time, read);
-        let sweep = table.shard_clock.sweep_is_due();
+    pub(super) fn charge_and_read_cell(
+        &self,
+        table: &mut Table,
+        slot: &Slot<'_>,
+        now: u64,
+    ) -> (Outcome, ChargedState) {
         let often = match table.find_often(slot.id) {
             Some(state) => algorithm::step_often(slot.limit, state, now, slot.cost, slot.excess)
                 .map(|outcome| (outcome, *state)),
             None => None,
         };
-        let (outcome, charged) = match often {
+        match often {
             Some((outcome, state)) => (outcome, table.marked(slot, &outcome, state)),
             None => {
-                let outcome = inner.charge_alone(&mut table, slot, now);
+                let outcome = self.charge_alone(table, slot, now);
                 (outcome, table.charged(slot, &outcome, now))
             }
-        };
-        drop(table);
-        if sweep {
-            inner.sweep();
         }
-        (outcome, charged, now)
     }
-}
 
-impl Shards {
     /// Decides one slot whose shard is locked.
     #[inline]
     fn charge_alone(&self, table: &mut Table, slot: &Slot<'_>, now: u64) -> Outcome {

@@ -44,7 +44,7 @@ use self::{
     lock::Lock,
     logs::Logs,
     overflow::Overflows,
-    reservations::{ChargeOrigin, DueCharges, RESERVATION_SHARDS, Reservations, ReservedCharge},
+    reservations::{ChargeOrigin, DueCharges, ReservedCharge, ReturnTimes},
     room::Room,
     share::{Owner, Registry, Share},
     table::Table,
@@ -142,12 +142,11 @@ struct Shards {
     keys: Room,
     /// The room for entries of logs.
     entries: Room,
-    /// Shards of open reservations. No other lock is taken while one is locked.
-    reservations: Box<[Padded<Lock<Reservations>>]>,
     /// The room for open reservations.
     reserved: Room,
-    /// The time to live of the first reservation whose units are returned ends not before this instant, in
-    /// microseconds. `u64::MAX` if there is none.
+    /// Locked before the cells.
+    return_times: Lock<ReturnTimes>,
+    /// The first of `return_times`. Changed under their lock.
     next_return: CachePadded<AtomicU64>,
     /// Only of a store that limiters share: they know the current limits. Locked alone.
     due: Lock<DueCharges>,
@@ -282,7 +281,7 @@ impl MemoryStore {
             max_keys: inner.keys.max(),
             bytes: cells * 32 + logs,
             overflowed: inner.overflowed.load(Ordering::Relaxed),
-            reservations: inner.reserved.used(),
+            reservations: inner.open_reservations(),
         }
     }
 
@@ -573,10 +572,8 @@ impl Shards {
             overflows: CachePadded::new(AtomicU64::new(0)),
             keys: Room::new(max_keys),
             entries: Room::new(max_keys.saturating_mul(ENTRIES_PER_KEY)),
-            reservations: (0..RESERVATION_SHARDS)
-                .map(|_| Padded(Lock::new(Reservations::default())))
-                .collect(),
             reserved: Room::new(max_keys),
+            return_times: Lock::new(ReturnTimes::default()),
             next_return: CachePadded::new(AtomicU64::new(u64::MAX)),
             due: Lock::new(DueCharges::default()),
             due_charges: AtomicU64::new(0),
@@ -632,10 +629,13 @@ impl Shards {
         }
     }
 
-    /// Visits the next `cells` cells of a table, and returns the room of expired keys.
+    /// Visits the next `cells` cells of a table, and returns the room of expired keys and reservations.
     fn sweep_cells(&self, table: &mut Table, cells: usize, now: u64) {
         let mut freed = self.keys.returns();
         table.sweep(cells, now, |id| freed.add(id.share(), 1));
+        if let Some(reservations) = table.known_reservations() {
+            reservations.expire(now, cells, &self.reserved);
+        }
     }
 
     /// Visits the next `keys` logs of a shard, and returns the room of expired keys and their entries.

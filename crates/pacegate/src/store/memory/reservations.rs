@@ -1,7 +1,9 @@
 //! Open reservations: units that were charged in advance and may be returned.
 //!
-//! A reservation is known only to the holder of its id, so it can be stored after its units were charged. Whoever
-//! removes it changes the counters: that makes a settlement count once.
+//! A reservation is stored in the shard that its number names. [`MemoryStore::number_near`] names the shard of a key,
+//! so that the only limit of a reservation is charged and settled under one lock. Otherwise the reservation is stored
+//! after its units were charged, and its id is returned after that. Only the call that removes a reservation changes
+//! the counters, so that a settlement counts once.
 
 use std::{
     cmp::Reverse,
@@ -15,8 +17,11 @@ use super::{
     MemoryStore, Ordering, Shards, Slot,
     charge::ChargedState,
     identity::{HashIsRandom, Identity, Scope},
+    lock::Lock,
+    returns::ReturnCounts,
     room::Room,
     share::Share,
+    table::Table,
 };
 use crate::{
     Algorithm, Counter, Excess, KeyBuf, Limit, Outcomes, PolicyName, StoreError,
@@ -24,14 +29,27 @@ use crate::{
     policy::Unsettled,
 };
 
-/// One shard of the open reservations.
+/// The reservations of one shard.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
-    open: HashMap<u128, OpenReservation, HashIsRandom>,
+    /// In boxes: a record has 200 bytes, which would be copied into the table and out of it.
+    open: HashMap<u128, Box<OpenReservation>, HashIsRandom>,
     /// When each reservation expires whose units stay charged. Also has some that were settled before.
-    due: Expiries,
-    /// When each reservation expires of which units are returned. Also has some that were settled before.
-    returned: Expiries,
+    expiries: Expiries,
+    /// Room that settled reservations of a share left for its next ones. To take and return it each time would take
+    /// longer, because all threads share the counters of a [`Room`].
+    spare: Option<(Share, usize)>,
+    /// Tokens that were returned to the buckets of this shard.
+    pub(super) returns: ReturnCounts,
+}
+
+/// When each reservation expires of which units are returned.
+#[derive(Debug, Default)]
+pub(super) struct ReturnTimes {
+    /// Also has some that were settled before.
+    expiries: Expiries,
+    /// The number of them at which those that were settled are removed.
+    max: usize,
 }
 
 /// Charges of reservations whose time to live is over, of which units are returned when their key is used.
@@ -75,10 +93,20 @@ pub(crate) struct ChargeOrigin {
     pub(crate) unsettled: Unsettled,
 }
 
-/// The number of shards.
-pub(super) const RESERVATION_SHARDS: usize = 16;
+/// The maximum spare room of a shard.
+const MAX_SPARE: usize = 16;
+
+/// The number of instants in [`Expiries`] up to which those of settled reservations may stay.
+const FEW_EXPIRIES: usize = 16;
 
 impl MemoryStore {
+    /// Returns a number for a reservation of a key, which differs from `random` in the bits that name the shard.
+    #[inline]
+    pub(crate) fn number_near(&self, id: Identity, random: u128) -> u128 {
+        let shards = self.shards().cells.len();
+        random & !(shards as u128 - 1) | id.shard(shards) as u128
+    }
+
     /// Charges slots, all or nothing. If they are admitted, stores them as reservation `id`. `origin` returns the
     /// origin of a slot. There is at least one slot. If no charge was taken, because all limits are in shadow mode and
     /// have no room, nothing is stored.
@@ -91,6 +119,7 @@ impl MemoryStore {
         if let [slot] = slots
             && slot.enforced
             && !slot.limit.algorithm().keeps_log()
+            && id == self.number_near(slot.id, id)
         {
             let (outcome, now) = self.reserve_slot(slot, || origin(0), (id, ttl))?;
             return Ok((Outcomes::from_iter([outcome]), now));
@@ -112,12 +141,16 @@ impl MemoryStore {
             inner.reserved.give_back(share, 1);
         } else {
             let expires = now.saturating_add(algorithm::micros(ttl));
-            inner.open_reservation(id, OpenReservation { expires, share, charges }, now);
+            let reservation = Box::new(OpenReservation { expires, share, charges });
+            let returned = reservation.is_returned();
+            inner.shard_of(id).lock().reservations().insert(id, reservation, now, &inner.reserved);
+            inner.add_return_time(returned, expires, id);
         }
         Ok((outcomes, now))
     }
 
-    /// [`MemoryStore::reserve_slots`] for one enforced slot with a fixed-size state.
+    /// [`MemoryStore::reserve_slots`] for one enforced slot with a fixed-size state, and a number
+    /// [near](Self::number_near) its key.
     #[inline]
     pub(crate) fn reserve_slot(
         &self,
@@ -126,15 +159,32 @@ impl MemoryStore {
         (id, ttl): (u128, Duration),
     ) -> Result<(Outcome, u64), StoreError> {
         let (inner, share) = (self.shards(), slot.share());
-        inner.take_room(share)?;
-        let (outcome, state, now) = self.charge_and_read_cell(slot);
+        let read = inner.time.now();
+        let mut table = inner.shard_of(id).lock();
+        if !table.reservations().take_room(share, &inner.reserved) {
+            drop(table);
+            inner.make_room(share)?;
+            table = inner.shard_of(id).lock();
+        }
+        let now = table.shard_clock.advance(&inner.time, read);
+        let sweep = table.shard_clock.sweep_is_due();
+        let (outcome, state) = inner.charge_and_read_cell(&mut table, slot, now);
+        let expires = now.saturating_add(algorithm::micros(ttl));
+        let mut returned = false;
+        let reservations = table.reservations();
         if outcome.is_admitted() {
-            let expires = now.saturating_add(algorithm::micros(ttl));
-            let charge = ReservedCharge::new(slot, &outcome, state, origin());
-            let charges = SmallVec::from_buf([charge]);
-            inner.open_reservation(id, OpenReservation { expires, share, charges }, now);
+            let charges =
+                SmallVec::from_buf([ReservedCharge::new(slot, &outcome, state, origin())]);
+            let reservation = Box::new(OpenReservation { expires, share, charges });
+            returned = reservation.is_returned();
+            reservations.insert(id, reservation, now, &inner.reserved);
         } else {
-            inner.reserved.give_back(share, 1);
+            reservations.leave_room(share, &inner.reserved);
+        }
+        drop(table);
+        inner.add_return_time(returned, expires, id);
+        if sweep {
+            inner.sweep();
         }
         Ok((outcome, now))
     }
@@ -151,9 +201,28 @@ impl MemoryStore {
         mut each: impl FnMut(&ReservedCharge, Limit, Option<(Outcome, u64)>),
     ) -> bool {
         let inner = self.shards();
-        let Some(reservation) = inner.reservations_of(id).lock().remove(id) else { return false };
-        inner.reserved.give_back(reservation.share, 1);
         let now = inner.time.now();
+        let mut table = inner.shard_of(id).lock();
+        let reservations = table.known_reservations();
+        let removed = reservations.and_then(|open| open.remove(id, &inner.reserved));
+        let Some(reservation) = removed else { return false };
+        if let [charge] = &*reservation.charges
+            && actual < charge.units
+            && now < reservation.expires
+            && !charge.limit.algorithm().keeps_log()
+            && id == self.number_near(charge.id, id)
+        {
+            let (limit, _) = current_limit(charge);
+            if let Some(charged) = charge.charged {
+                let now = table.shard_clock.advance(&inner.time, now);
+                let units = charge.units - actual;
+                table.return_units((charge.id, &limit), (charge.units, charged), units, now);
+            }
+            drop(table);
+            each(charge, limit, None);
+            return true;
+        }
+        drop(table);
         if reservation.expires <= now {
             self.return_charges(&reservation, now, current_limit, |charge| {
                 each(charge, charge.limit, None);
@@ -265,15 +334,29 @@ impl MemoryStore {
         }
         let mut table = inner.cells_of(slot.id).lock();
         let now = table.shard_clock.advance(&inner.time, now);
-        let Some(place) = table.find(slot.id) else { return };
-        let mut units = slot.cost;
-        if slot.limit.algorithm() == Algorithm::TokenBucket {
-            units = table.settle_tokens(slot.id, charged.mark, |since| {
-                units.min(algorithm::owed_units(slot.limit, now, charged.state, reserved, since))
+        table.return_units((slot.id, slot.limit), (reserved, charged), slot.cost, now);
+    }
+}
+
+impl Table {
+    /// Returns up to `units` of a charge to the cell of a key, if it has one. `reserved` units were charged.
+    #[inline]
+    fn return_units(
+        &mut self,
+        (id, limit): (Identity, &Limit),
+        (reserved, charged): (u64, ChargedState),
+        mut units: u64,
+        now: u64,
+    ) {
+        let Some(place) = self.find(id) else { return };
+        if limit.algorithm() == Algorithm::TokenBucket {
+            units = self.settle_tokens(id, charged.mark, |since| {
+                units.min(algorithm::owed_units(limit, now, charged.state, reserved, since))
             });
         }
-        let state = table.state_mut(place);
-        *state = algorithm::return_units(slot.limit, *state, now, charged_at, units);
+        let state = self.state_mut(place);
+        let charged_at = charged.state.at().as_micros();
+        *state = algorithm::return_units(limit, *state, now, charged_at, units);
     }
 }
 
@@ -303,21 +386,44 @@ impl ReservedCharge {
 }
 
 impl Shards {
-    /// Removes all reservations whose time to live is over and of which units are returned.
+    /// Returns the shard that the number of a reservation names.
+    #[inline]
+    fn shard_of(&self, id: u128) -> &Lock<Table> {
+        &self.cells[id as usize & (self.cells.len() - 1)].0
+    }
+
+    /// Returns the number of open reservations, including expired ones that are not removed yet.
+    pub(super) fn open_reservations(&self) -> usize {
+        let open =
+            |table: &Lock<Table>| table.lock().known_reservations().map_or(0, |it| it.open.len());
+        self.cells.iter().map(|table| open(&table.0)).sum()
+    }
+
+    /// Removes all reservations whose time to live is over and of which units are returned. The first that expired is
+    /// the first in the list.
     fn take_due(&self) -> Vec<OpenReservation> {
-        let (now, mut due) = (self.time.now(), Vec::new());
+        let now = self.time.now();
         if self.next_return.load(Ordering::Relaxed) > now {
-            return due;
+            return Vec::new();
         }
-        // Set first: a reservation that is added meanwhile lowers it again.
-        self.next_return.store(u64::MAX, Ordering::Relaxed);
-        for shard in &self.reservations {
-            let next = shard.0.lock().take_returned(now, &mut due);
-            self.next_return.fetch_min(next, Ordering::Relaxed);
+        let due = {
+            let mut times = self.return_times.lock();
+            let due = times.take_due(now);
+            self.next_return.store(times.first(), Ordering::Relaxed);
+            due
+        };
+        let remove = |id| self.shard_of(id).lock().reservations().remove(id, &self.reserved);
+        due.into_iter().filter_map(remove).map(|reservation| *reservation).collect()
+    }
+
+    /// Adds the end of a reservation, if units are returned then.
+    #[inline]
+    fn add_return_time(&self, returned: bool, expires: u64, id: u128) {
+        if returned {
+            let mut times = self.return_times.lock();
+            times.add(expires, id, |id| self.shard_of(id).lock().reservations().is_open(id));
+            self.next_return.store(times.first(), Ordering::Relaxed);
         }
-        due.iter().for_each(|reservation| self.reserved.give_back(reservation.share, 1));
-        due.sort_by_key(|reservation| reservation.expires);
-        due
     }
 
     /// Keeps units until their key is used. If there are too many, all of them stay charged.
@@ -339,86 +445,121 @@ impl Shards {
     }
 
     /// Takes room for a reservation, which is that of a share as for keys.
-    #[inline]
     fn take_room(&self, share: Share) -> Result<(), StoreError> {
-        if self.reserved.take(share, 1) || self.expire_reservations(share) {
+        if self.reserved.take(share, 1) { Ok(()) } else { self.make_room(share) }
+    }
+
+    /// Removes all expired reservations and returns all spare room, and then takes room for a reservation.
+    #[cold]
+    fn make_room(&self, share: Share) -> Result<(), StoreError> {
+        let now = self.time.now();
+        for table in &self.cells {
+            if let Some(reservations) = table.0.lock().known_reservations() {
+                reservations.expire(now, usize::MAX, &self.reserved);
+                reservations.give_back_spare(&self.reserved);
+            }
+        }
+        if self.reserved.take(share, 1) {
             return Ok(());
         }
         let problem =
             "too many open reservations: settle them, shorten their ttl, or raise max_keys";
         Err(StoreError::Unavailable(problem.to_owned()))
     }
-
-    #[inline]
-    fn open_reservation(&self, id: u128, reservation: OpenReservation, now: u64) {
-        let returned = reservation.is_returned().then_some(reservation.expires);
-        self.reservations_of(id).lock().insert(id, reservation, now, &self.reserved);
-        if let Some(expires) = returned {
-            self.next_return.fetch_min(expires, Ordering::Relaxed);
-        }
-    }
-
-    /// Removes all expired reservations, and takes room again.
-    #[cold]
-    fn expire_reservations(&self, share: Share) -> bool {
-        let now = self.time.now();
-        for shard in &self.reservations {
-            shard.0.lock().expire(now, usize::MAX, &self.reserved);
-        }
-        self.reserved.take(share, 1)
-    }
-
-    #[inline]
-    fn reservations_of(&self, id: u128) -> &super::Lock<Reservations> {
-        &self.reservations[id as usize % RESERVATION_SHARDS].0
-    }
 }
 
 impl Reservations {
-    /// Adds a reservation, and removes a few expired ones.
-    fn insert(&mut self, id: u128, reservation: OpenReservation, now: u64, room: &Room) {
-        self.expire(now, 4, room);
-        let expiries = match reservation.is_returned() {
-            true => &mut self.returned,
-            false => &mut self.due,
-        };
-        if expiries.len() >= 64 && expiries.len() > 2 * self.open.len() {
-            expiries.retain(|Reverse((_, id))| self.open.contains_key(id));
+    /// Takes room for a reservation. Returns `false` if there is none.
+    #[inline]
+    fn take_room(&mut self, share: Share, room: &Room) -> bool {
+        match &mut self.spare {
+            Some((own, spare)) if *own == share && *spare > 0 => {
+                *spare -= 1;
+                true
+            }
+            _ => room.take(share, 1),
         }
-        expiries.push(Reverse((reservation.expires, id)));
+    }
+
+    /// Returns the room of a reservation.
+    #[inline]
+    fn leave_room(&mut self, share: Share, room: &Room) {
+        match &mut self.spare {
+            Some((own, spare)) if *own == share && *spare < MAX_SPARE => *spare += 1,
+            Some((_, 1..)) => room.give_back(share, 1),
+            none => *none = Some((share, 1)),
+        }
+    }
+
+    fn give_back_spare(&mut self, room: &Room) {
+        if let Some((share, spare)) = self.spare.take() {
+            room.give_back(share, spare);
+        }
+    }
+
+    fn is_open(&self, id: u128) -> bool {
+        self.open.contains_key(&id)
+    }
+
+    /// Adds a reservation, and removes a few expired ones.
+    #[inline]
+    fn insert(&mut self, id: u128, reservation: Box<OpenReservation>, now: u64, room: &Room) {
+        self.expire(now, 4, room);
+        if !reservation.is_returned() {
+            if self.expiries.len() >= FEW_EXPIRIES.max(2 * self.open.len()) {
+                self.expiries.retain(|Reverse((_, id))| self.open.contains_key(id));
+            }
+            self.expiries.push(Reverse((reservation.expires, id)));
+        }
         self.open.insert(id, reservation);
     }
 
-    /// Moves the expired reservations of which units are returned to `expired`. Returns the instant at which the next
-    /// one expires; `u64::MAX` if there is none.
-    fn take_returned(&mut self, now: u64, expired: &mut Vec<OpenReservation>) -> u64 {
-        while let Some(&Reverse((due, id))) = self.returned.peek() {
-            if due > now {
-                return due;
-            }
-            self.returned.pop();
-            expired.extend(self.open.remove(&id));
-        }
-        u64::MAX
-    }
-
+    /// Removes a reservation, and leaves its room.
     #[inline]
-    fn remove(&mut self, id: u128) -> Option<OpenReservation> {
-        self.open.remove(&id)
+    fn remove(&mut self, id: u128, room: &Room) -> Option<Box<OpenReservation>> {
+        let removed = self.open.remove(&id)?;
+        self.leave_room(removed.share, room);
+        Some(removed)
     }
 
-    /// Removes up to `max` expired reservations whose units stay charged, and returns their room.
-    fn expire(&mut self, now: u64, max: usize, room: &Room) {
+    /// Removes up to `max` expired reservations whose units stay charged.
+    #[inline]
+    pub(super) fn expire(&mut self, now: u64, max: usize, room: &Room) {
         let mut expired = 0;
-        while let Some(&Reverse((due, id))) = self.due.peek()
+        while let Some(&Reverse((due, id))) = self.expiries.peek()
             && due <= now
             && expired < max
         {
-            self.due.pop();
-            if let Some(reservation) = self.open.remove(&id) {
-                room.give_back(reservation.share, 1);
-                expired += 1;
-            }
+            self.expiries.pop();
+            expired += usize::from(self.remove(id, room).is_some());
         }
+    }
+}
+
+impl ReturnTimes {
+    /// Adds the end of a reservation. Sometimes removes those that are not open any more.
+    fn add(&mut self, expires: u64, id: u128, is_open: impl Fn(u128) -> bool) {
+        if self.expiries.len() >= self.max {
+            self.expiries.retain(|Reverse((_, id))| is_open(*id));
+            self.max = FEW_EXPIRIES.max(2 * self.expiries.len());
+        }
+        self.expiries.push(Reverse((expires, id)));
+    }
+
+    /// Removes those that have expired, the first one first.
+    fn take_due(&mut self, now: u64) -> Vec<u128> {
+        let mut due = Vec::new();
+        while let Some(&Reverse((expires, id))) = self.expiries.peek()
+            && expires <= now
+        {
+            self.expiries.pop();
+            due.push(id);
+        }
+        due
+    }
+
+    /// Returns the first instant; `u64::MAX` if there is none.
+    fn first(&self) -> u64 {
+        self.expiries.peek().map_or(u64::MAX, |Reverse((expires, _))| *expires)
     }
 }

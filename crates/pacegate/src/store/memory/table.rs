@@ -4,10 +4,8 @@
 //! Removal shifts later cells back over the hole, so the table needs neither tombstones nor compaction.
 
 use super::{
-    ShardClock,
-    counts::ShardCounts,
-    identity::Identity,
-    returns::{ReturnCounts, ReturnMark},
+    ShardClock, counts::ShardCounts, identity::Identity, reservations::Reservations,
+    returns::ReturnMark,
 };
 use crate::algorithm::{ReturnedTokens, State};
 
@@ -20,8 +18,8 @@ pub(super) struct Table {
     hand: u32,
     pub(super) shard_clock: ShardClock,
     pub(super) counts: ShardCounts,
-    /// Allocated for the first reservation of a bucket.
-    returns: Option<Box<ReturnCounts>>,
+    /// Allocated for the first reservation.
+    reservations: Option<Box<Reservations>>,
 }
 
 /// Two cells in one cache line.
@@ -229,9 +227,20 @@ impl Table {
         }
     }
 
+    /// Returns the reservations of this shard.
+    #[inline]
+    pub(super) fn reservations(&mut self) -> &mut Reservations {
+        self.reservations.get_or_insert_default()
+    }
+
+    /// Returns the reservations of this shard, if it ever had one.
+    pub(super) fn known_reservations(&mut self) -> Option<&mut Reservations> {
+        self.reservations.as_deref_mut()
+    }
+
     /// Returns the number of tokens that were returned to a key. Counts them from now on. The key has a cell.
     pub(super) fn mark_returns(&mut self, id: Identity) -> ReturnMark {
-        self.returns.get_or_insert_default().mark(id)
+        self.reservations().returns.mark(id)
     }
 
     /// Returns tokens to a key: `owed` gets those that were returned since `mark`, and returns how many follow. 0 if
@@ -242,20 +251,20 @@ impl Table {
         mark: Option<ReturnMark>,
         owed: impl FnOnce(ReturnedTokens) -> u64,
     ) -> u64 {
-        let returns = mark.zip(self.returns.as_mut());
-        returns.and_then(|(mark, returns)| returns.settle(id, mark, owed)).unwrap_or(0)
+        let reservations = mark.zip(self.reservations.as_mut());
+        reservations.and_then(|(mark, all)| all.returns.settle(id, mark, owed)).unwrap_or(0)
     }
 
     /// Counts tokens that were returned to a key, if its reservations need their number.
     pub(super) fn count_returned(&mut self, id: Identity, tokens: ReturnedTokens) {
-        if let Some(returns) = &mut self.returns {
-            returns.add(id, tokens);
+        if let Some(reservations) = &mut self.reservations {
+            reservations.returns.add(id, tokens);
         }
     }
 
     fn forget_returns(&mut self, id: Identity) {
-        if let Some(returns) = &mut self.returns {
-            returns.forget(id);
+        if let Some(reservations) = &mut self.reservations {
+            reservations.returns.forget(id);
         }
     }
 
