@@ -13,15 +13,6 @@ use pacegate_http::{IntoDenial, Refusal};
 
 use crate::Incoming;
 
-/// The header names of every response, so that they are parsed only once.
-static NAMES: [HeaderName; 5] = [
-    HeaderName::from_static("ratelimit"),
-    HeaderName::from_static("ratelimit-policy"),
-    HeaderName::from_static("x-ratelimit-limit"),
-    HeaderName::from_static("x-ratelimit-remaining"),
-    HeaderName::from_static("x-ratelimit-reset"),
-];
-
 impl IntoDenial<Incoming> for HttpResponse {
     type Response = Self;
 
@@ -54,8 +45,19 @@ pub(crate) fn insert(headers: &mut HeaderMap, name: &http::HeaderName, value: By
     }
 }
 
+/// Returns whether a response has a header.
+pub(crate) fn contains(headers: &HeaderMap, name: &http::HeaderName) -> bool {
+    known(name).is_some_and(|name| headers.contains_key(name))
+}
+
+/// Converts a name. Those of every response are constants, because a clone of a static name is an indirect call.
 fn known(name: &http::HeaderName) -> Option<HeaderName> {
-    let name = name.as_str();
-    let known = NAMES.iter().find(|known| known.as_str() == name).cloned();
-    known.or_else(|| HeaderName::from_bytes(name.as_bytes()).ok())
+    Some(match name.as_str() {
+        "ratelimit" => const { HeaderName::from_static("ratelimit") },
+        "ratelimit-policy" => const { HeaderName::from_static("ratelimit-policy") },
+        "x-ratelimit-limit" => const { HeaderName::from_static("x-ratelimit-limit") },
+        "x-ratelimit-remaining" => const { HeaderName::from_static("x-ratelimit-remaining") },
+        "x-ratelimit-reset" => const { HeaderName::from_static("x-ratelimit-reset") },
+        other => HeaderName::from_bytes(other.as_bytes()).ok()?,
+    })
 }

@@ -153,7 +153,7 @@ where
         if let (Refusal::Denied(decision), Some(question)) = (refusal, question) {
             let headers = response.headers_mut();
             rules.each_header(decision, question.asked(), |name, value| {
-                bridge::insert(headers, name, value);
+                bridge::insert(headers, &name, value);
             });
         }
         ServiceResponse::new(head.into_request(), response.map_into_right_body())
@@ -166,8 +166,8 @@ where
         response: &mut ServiceResponse<B>,
     ) {
         let headers = response.headers_mut();
-        if !rules.has_headers(|name| headers.contains_key(name.as_str())) {
-            rules.each_header(decision, asked, |name, value| bridge::insert(headers, name, value));
+        if !rules.has_headers(|name| bridge::contains(headers, name)) {
+            rules.each_header(decision, asked, |name, value| bridge::insert(headers, &name, value));
         }
     }
 

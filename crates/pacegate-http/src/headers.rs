@@ -1,12 +1,9 @@
 //! The rate limit headers of a response: `Retry-After`, `RateLimit`, `RateLimit-Policy` and `X-RateLimit-*`.
 
-use std::{mem, ops::Range, ptr, sync::OnceLock};
+use std::{mem, ops::Range, sync::OnceLock};
 
-use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{self, Entry},
-};
+use bytes::{Buf, Bytes};
+use http::{HeaderMap, HeaderName, HeaderValue, header};
 use pacegate::{Algorithm, Decision, Limit, PolicyName, Source, Timestamp};
 use smallvec::SmallVec;
 
@@ -77,6 +74,8 @@ struct LimitHeaders {
     standard: SharedText,
     /// `X-RateLimit-Limit`.
     legacy: SharedText,
+    /// The beginning of `RateLimit`, up to the remaining units: `"api";r=`.
+    state: Bytes,
 }
 
 /// A header value that is built once and shared.
@@ -114,20 +113,20 @@ enum Piece {
 }
 
 /// Short text, built on the stack.
-type Text = SmallVec<[u8; 128]>;
+type Text = SmallVec<[u8; 64]>;
 
-static RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-static RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-static DRAFT6_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
-static DRAFT6_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
-static DRAFT6_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
-static X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-static X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-static X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-static RETRY_AFTER: HeaderName = header::RETRY_AFTER;
+// Constants, because a clone of a static name is an indirect call.
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const DRAFT6_LIMIT: HeaderName = HeaderName::from_static("ratelimit-limit");
+const DRAFT6_REMAINING: HeaderName = HeaderName::from_static("ratelimit-remaining");
+const DRAFT6_RESET: HeaderName = HeaderName::from_static("ratelimit-reset");
+const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-static DRAFT8: [&HeaderName; 2] = [&RATE_LIMIT, &RATE_LIMIT_POLICY];
-static DRAFT6: [&HeaderName; 3] = [&DRAFT6_LIMIT, &DRAFT6_REMAINING, &DRAFT6_RESET];
+static DRAFT8: [HeaderName; 2] = [RATE_LIMIT, RATE_LIMIT_POLICY];
+static DRAFT6: [HeaderName; 3] = [DRAFT6_LIMIT, DRAFT6_REMAINING, DRAFT6_RESET];
 
 /// The largest integer of a structured field.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
@@ -166,10 +165,10 @@ impl Headers {
         &self,
         decision: &Decision,
         now: Timestamp,
-        mut put: impl FnMut(&'static HeaderName, HeaderText<'_>) -> bool,
+        mut put: impl FnMut(HeaderName, HeaderText<'_>) -> bool,
     ) {
         if let Some(wait) = decision.retry_after_secs()
-            && !put(&RETRY_AFTER, HeaderText::Fresh(number(wait)))
+            && !put(header::RETRY_AFTER, HeaderText::Fresh(number(wait)))
         {
             return;
         }
@@ -177,27 +176,27 @@ impl Headers {
         let known = LimitHeaders::of(policy, limit);
         let fresh = known.is_none().then(|| LimitHeaders::new(policy, limit));
         let Some(known) = known.or(fresh.as_ref()) else { return };
-        let values = Values::new(self, decision, policy, &limit, now);
-        let fresh = |piece: &Piece| HeaderText::Fresh(values.get(piece));
+        let mut values = Values::new(self, decision, known, now);
+        let fresh = |piece| HeaderText::Fresh(values.get(piece));
         let continues = match self.standard {
             HeaderStyle::Off => true,
             HeaderStyle::Draft8 => {
-                put(&RATE_LIMIT, fresh(&values.state))
-                    && put(&RATE_LIMIT_POLICY, HeaderText::Shared(&known.standard))
+                put(RATE_LIMIT, fresh(&values.state))
+                    && put(RATE_LIMIT_POLICY, HeaderText::Shared(&known.standard))
             }
             HeaderStyle::Draft6 => {
-                put(&DRAFT6_LIMIT, HeaderText::Shared(&known.legacy))
-                    && put(&DRAFT6_REMAINING, fresh(&values.remaining))
-                    && put(&DRAFT6_RESET, fresh(&values.standard_reset))
+                put(DRAFT6_LIMIT, HeaderText::Shared(&known.legacy))
+                    && put(DRAFT6_REMAINING, fresh(&values.remaining))
+                    && put(DRAFT6_RESET, fresh(&values.standard_reset))
             }
         };
         if continues
             && self.legacy.is_some()
-            && put(&X_LIMIT, HeaderText::Shared(&known.legacy))
-            && put(&X_REMAINING, fresh(&values.remaining))
-            && let Some(reset) = &values.legacy_reset
+            && put(X_LIMIT, HeaderText::Shared(&known.legacy))
+            && put(X_REMAINING, fresh(&values.remaining))
+            && let Some(reset) = values.take_legacy_reset()
         {
-            put(&X_RESET, fresh(reset));
+            put(X_RESET, HeaderText::Fresh(reset));
         }
     }
 
@@ -217,44 +216,21 @@ impl Headers {
 
     /// Returns whether a response already has these headers.
     pub(crate) fn are_in(&self, has: impl Fn(&HeaderName) -> bool) -> bool {
-        let standard = self.standard.names().first().is_some_and(|name| has(name));
+        let standard = self.standard.names().first().is_some_and(&has);
         standard || self.legacy.is_some() && has(&X_LIMIT)
     }
 
     /// Like [`Headers::write`], but leaves the response unchanged if it already has these headers.
     pub(crate) fn add(&self, decision: &Decision, now: Timestamp, headers: &mut HeaderMap) {
-        self.make_room(decision, headers);
-        // One lookup for each name, because most responses have none of them.
-        let mut replaced = Vec::new();
-        self.each(decision, now, |name, text| {
-            // The first header of each kind shows whether the response has them.
-            let is_first = |name: &HeaderName| {
-                ptr::eq(name, &RATE_LIMIT)
-                    || ptr::eq(name, &DRAFT6_LIMIT)
-                    || ptr::eq(name, &X_LIMIT)
-            };
-            match headers.entry(name) {
-                Entry::Vacant(room) => {
-                    room.insert(text.into());
-                }
-                Entry::Occupied(mut there) if !is_first(name) => {
-                    replaced.extend(there.insert_mult(text.into()).map(|value| (name, value)));
-                }
-                Entry::Occupied(_) => {
-                    if ptr::eq(name, &X_LIMIT) {
-                        take_back(self.standard, headers, mem::take(&mut replaced));
-                    }
-                    return false;
-                }
-            }
-            true
-        });
+        if !self.are_in(|name| headers.contains_key(name)) {
+            self.write(decision, now, headers);
+        }
     }
 }
 
 impl HeaderStyle {
     /// Returns its headers. The first one marks a response that already has them.
-    fn names(self) -> &'static [&'static HeaderName] {
+    fn names(self) -> &'static [HeaderName] {
         match self {
             Self::Off => &[],
             Self::Draft8 => &DRAFT8,
@@ -263,41 +239,25 @@ impl HeaderStyle {
     }
 }
 
-/// Removes the standard headers, and restores those that they replaced.
-#[cold]
-fn take_back(
-    style: HeaderStyle,
-    headers: &mut HeaderMap,
-    replaced: Vec<(&'static HeaderName, HeaderValue)>,
-) {
-    for name in style.names() {
-        headers.remove(*name);
-    }
-    headers.extend(replaced.into_iter().map(|(name, value)| (name.clone(), value)));
-}
-
 impl Values {
-    fn new(
-        headers: &Headers,
-        decision: &Decision,
-        policy: PolicyName,
-        limit: &Limit,
-        now: Timestamp,
-    ) -> Self {
+    fn new(headers: &Headers, decision: &Decision, known: &LimitHeaders, now: Timestamp) -> Self {
         let mut text = Text::new();
         if headers.standard == HeaderStyle::Draft8 {
-            write_state(&mut text, policy.as_str(), decision);
+            text.extend_from_slice(&known.state);
         }
-        let state = Piece::Part(0..text.len());
+        let remaining = Piece::new(decision.remaining(), &mut text);
+        let state = match headers.standard {
+            HeaderStyle::Draft8 => end_state(&mut text, &remaining, decision),
+            HeaderStyle::Draft6 | HeaderStyle::Off => Piece::Static(b""),
+        };
         let mut piece = |number| Piece::new(number, &mut text);
-        let remaining = piece(decision.remaining());
         let standard_reset = match headers.standard {
             HeaderStyle::Draft6 => piece(reset_seconds(decision)),
             HeaderStyle::Draft8 | HeaderStyle::Off => Piece::Static(b""),
         };
         let legacy_reset = match headers.legacy {
             Some(ResetStyle::Epoch) => {
-                Some(piece(reset_instant(decision, limit, now).as_secs_ceil()))
+                Some(piece(reset_instant(decision, &known.limit, now).as_secs_ceil()))
             }
             Some(ResetStyle::Delta) => Some(piece(reset_seconds(decision))),
             Some(ResetStyle::Off) | None => None,
@@ -311,6 +271,19 @@ impl Values {
             Piece::Static(text) => Bytes::from_static(text),
             Piece::Part(range) => self.text.slice(range.clone()),
         }
+    }
+
+    /// Returns the last value, which takes the text: a slice would be counted as another reference.
+    fn take_legacy_reset(&mut self) -> Option<Bytes> {
+        Some(match self.legacy_reset.take()? {
+            Piece::Static(text) => Bytes::from_static(text),
+            Piece::Part(range) => {
+                let mut text = mem::take(&mut self.text);
+                text.truncate(range.end);
+                text.advance(range.start);
+                text
+            }
+        })
     }
 }
 
@@ -374,7 +347,11 @@ impl LimitHeaders {
         let mut text = Text::new();
         write_policy(&mut text, policy.as_str(), &limit);
         let standard = SharedText::new(Bytes::copy_from_slice(&text));
-        Self { policy, limit, standard, legacy: SharedText::new(number(limit.capacity())) }
+        text.clear();
+        write_name(&mut text, policy.as_str());
+        text.extend_from_slice(b";r=");
+        let state = Bytes::copy_from_slice(&text);
+        Self { policy, limit, standard, legacy: SharedText::new(number(limit.capacity())), state }
     }
 
     fn lasting(self) -> Self {
@@ -471,15 +448,17 @@ const fn numbers() -> [u8; 40_000] {
     text
 }
 
-/// Appends `"api";r=12;t=3`: the remaining units, and the seconds until more are available.
-fn write_state(out: &mut Text, policy: &str, decision: &Decision) {
-    write_name(out, policy);
-    out.extend_from_slice(b";r=");
-    write_integer(out, decision.remaining());
-    if let Some(time) = more_seconds(decision) {
-        out.extend_from_slice(b";t=");
-        write_integer(out, time);
+/// Completes `"api";r=12;t=3`: the remaining units, and the seconds until more are available. The text already has the
+/// remaining units if these are a part of it.
+fn end_state(text: &mut Text, remaining: &Piece, decision: &Decision) -> Piece {
+    if let Piece::Static(digits) = remaining {
+        text.extend_from_slice(digits);
     }
+    if let Some(time) = more_seconds(decision) {
+        text.extend_from_slice(b";t=");
+        write_integer(text, time);
+    }
+    Piece::Part(0..text.len())
 }
 
 /// Appends `"api";q=600;w=60`: the amount, and the period if it is in whole seconds.

@@ -504,7 +504,7 @@ impl<L: Decide, Q: Head + 'static, A: 'static, R: 'static> Rules<L, Q, A, R> {
         &self,
         decision: &Decision,
         asked: Timestamp,
-        mut put: impl FnMut(&'static HeaderName, Bytes),
+        mut put: impl FnMut(HeaderName, Bytes),
     ) {
         self.headers.each(decision, asked, |name, text| {
             put(name, text.into_bytes());

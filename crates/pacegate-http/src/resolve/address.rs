@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use arrayvec::ArrayVec;
 use http::HeaderName;
 use ipnet::{IpNet, Ipv4Net};
 
@@ -282,10 +283,20 @@ fn canonical_net(net: IpNet) -> IpNet {
 fn push_address(key: &mut KeyParts, address: IpAddr, prefix: u8) {
     match address {
         IpAddr::V4(v4) => key.write(|out| {
+            let mut text = ArrayVec::<u8, 15>::new();
             for (place, octet) in v4.octets().into_iter().enumerate() {
-                out.extend_from_slice(if place > 0 { b"." } else { b"" });
-                out.extend_from_slice(itoa::Buffer::new().format(octet).as_bytes());
+                if place > 0 {
+                    text.push(b'.');
+                }
+                if octet > 99 {
+                    text.push(b'0' + octet / 100);
+                }
+                if octet > 9 {
+                    text.push(b'0' + octet / 10 % 10);
+                }
+                text.push(b'0' + octet % 10);
             }
+            out.extend_from_slice(&text);
         }),
         IpAddr::V6(v6) => key.write(|out| {
             use std::io::Write;
