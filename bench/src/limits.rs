@@ -159,11 +159,13 @@ pub fn reservations(rounds: usize) -> Vec<Row> {
         for threads in [1, 2] {
             let case = format!("reservations, {name} {threads}t");
             eprintln!("{case}, {rounds} rounds");
+            let [floor, guarded_floor] = reservation_floors(&plain);
             let candidates = [
                 each("check", None, |key| plain.check(key).is_allowed()),
                 reserving("reserve or settle", &plain),
                 reserving("reserve or settle, token-bucket", &bucket),
-                reservation_floor(&plain),
+                floor,
+                guarded_floor,
             ];
             rows.extend(compare(&case, &candidates, &keys, threads, rounds));
         }
@@ -184,17 +186,31 @@ fn reserving<'a>(name: &str, limiter: &'a Limiter) -> Candidate<'a> {
 }
 
 /// The minimum for `reserve` and `settle`: each is a check, and the first adds an entry to a table under a lock, which
-/// the second removes.
-fn reservation_floor(limiter: &Limiter) -> Candidate<'_> {
+/// the second removes. The second floor also has what a [`Reservation`](pacegate::Reservation) needs: an id that nobody
+/// can guess, and a reference to its limiter, so that it can be settled anywhere.
+fn reservation_floors(limiter: &Limiter) -> [Candidate<'_>; 2] {
+    let entry = reservation_floor("floor: a check and an entry", limiter, |_| None, |next| next);
+    let (name, id) = ("floor with an id and a guard", |_| limiter.charges().new_permit_id());
+    [entry, reservation_floor(name, limiter, |limiter| Some(limiter.clone()), id)]
+}
+
+fn reservation_floor<'a>(
+    name: &str,
+    limiter: &'a Limiter,
+    guard: impl Fn(&Limiter) -> Option<Limiter> + Sync + 'a,
+    id: impl Fn(u128) -> u128 + Sync + 'a,
+) -> Candidate<'a> {
     let open = Mutex::new(HashMap::<u128, [u64; 4], foldhash::fast::FixedState>::default());
     let next = AtomicU64::new(0);
-    Candidate::new("floor: a check and an entry", move |keys: &[String]| {
+    Candidate::new(name, move |keys: &[String]| {
         for key in keys.iter().step_by(2) {
-            let id = u128::from(next.fetch_add(1, Relaxed));
+            let id = id(u128::from(next.fetch_add(1, Relaxed)));
             let reserved = limiter.check(key);
             open.lock().insert(id, [reserved.remaining(); 4]);
+            let guard = black_box(guard(limiter));
             black_box(open.lock().remove(&id));
             black_box(limiter.check(key));
+            drop(guard);
         }
     })
 }

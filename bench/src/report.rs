@@ -3,7 +3,7 @@
 use std::{borrow::Cow, collections::BTreeSet, fs, io, path::Path};
 
 /// One result; all benchmarks of the project share this format.
-#[derive(serde::Serialize)]
+#[derive(Clone, serde::Serialize)]
 pub struct Row {
     pub case: String,
     pub subject: String,

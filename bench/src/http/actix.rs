@@ -1,8 +1,9 @@
-//! Servers with actix-web, with one worker each.
+//! Apps with actix-web: as servers with one worker each, or in this process.
 
 use std::{
+    hint::black_box,
     io::{self, Error},
-    net::{IpAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     sync::LazyLock,
     time::Duration,
 };
@@ -13,7 +14,7 @@ use actix_web::{
     dev::{Service, ServiceRequest},
     http::header::{HeaderName, HeaderValue},
     rt::System,
-    web,
+    test, web,
 };
 use pacegate::Limiter;
 use pacegate_actix::{
@@ -50,7 +51,55 @@ async fn hello() -> &'static str {
     "hello"
 }
 
-/// Runs a server, optionally with middleware.
+/// Passes an app to a macro, optionally with middleware. All limits are the same as in the axum servers.
+macro_rules! with_app {
+    ($subject:expr, $run:ident) => {{
+        let unknown = || Error::other(format!("unknown server `{}`", $subject));
+        let limiter = Limiter::builder().limit("1000000/second token-bucket").build();
+        let rules = Rules::new(limiter.map_err(Error::other)?);
+        let mut config = GovernorConfigBuilder::default();
+        let config = config.period(Duration::from_micros(1)).burst_size(1_000_000);
+        match $subject {
+            "actix" => $run!(),
+            "empty layer actix" => $run!(.wrap_fn(|request, app| app.call(request))),
+            "five headers actix" => $run!(.wrap_fn(|request, app| {
+                let response = app.call(request);
+                async {
+                    let mut response = response.await?;
+                    for (name, value) in &*FIVE {
+                        response.headers_mut().insert(name.clone(), value.clone());
+                    }
+                    Ok(response)
+                }
+            })),
+            "pacegate actix peer" => {
+                let limit = RateLimit::new(rules.by(PeerAddress::new()));
+                $run!(.wrap(limit.clone()))
+            }
+            "pacegate actix same headers" => {
+                let rules = rules.by(PeerAddress::new()).headers(super::servers::same_headers());
+                let limit = RateLimit::new(rules);
+                $run!(.wrap(limit.clone()))
+            }
+            "pacegate actix forwarded" => {
+                let network = "127.0.0.0/8".parse().map_err(Error::other)?;
+                let limit = RateLimit::new(rules.by(ClientAddress::trusting([network])));
+                $run!(.wrap(limit.clone()))
+            }
+            "actix-governor peer" => {
+                let config = config.use_headers().finish().ok_or_else(unknown)?;
+                $run!(.wrap(Governor::new(&config)))
+            }
+            "actix-governor forwarded" => {
+                let config = config.key_extractor(Forwarded).use_headers().finish();
+                let config = config.ok_or_else(unknown)?;
+                $run!(.wrap(Governor::new(&config)))
+            }
+            _ => Err(unknown()),
+        }
+    }};
+}
+
 macro_rules! run {
     ($($wrap:tt)*) => {{
         let app = move || App::new().route("/", web::get().to(hello))$($wrap)*;
@@ -60,48 +109,33 @@ macro_rules! run {
     }};
 }
 
-/// Runs a server. The limits are the same as in the axum servers.
-pub fn serve(subject: &str) -> io::Result<()> {
-    let unknown = || Error::other(format!("unknown server `{subject}`"));
-    let limiter = Limiter::builder().limit("1000000/second token-bucket").build();
-    let rules = Rules::new(limiter.map_err(Error::other)?);
-    let mut config = GovernorConfigBuilder::default();
-    let config = config.period(Duration::from_micros(1)).burst_size(1_000_000);
-    match subject {
-        "actix" => run!(),
-        "five headers actix" => run!(.wrap_fn(|request, app| {
-            let response = app.call(request);
-            async {
-                let mut response = response.await?;
-                for (name, value) in &*FIVE {
-                    response.headers_mut().insert(name.clone(), value.clone());
+macro_rules! call {
+    ($($wrap:tt)*) => {{
+        let app = move || App::new().route("/", web::get().to(hello))$($wrap)*;
+        Ok(Box::new(move |count| {
+            System::new().block_on(async {
+                let service = test::init_service(app()).await;
+                for _ in 0..count {
+                    let peer = SocketAddr::from(([127, 0, 0, 1], 4711));
+                    let request = test::TestRequest::default().peer_addr(peer).to_request();
+                    let response = test::call_service(&service, request).await;
+                    assert_eq!(response.status(), 200);
+                    black_box(response);
                 }
-                Ok(response)
-            }
-        })),
-        "pacegate actix peer" => {
-            let limit = RateLimit::new(rules.by(PeerAddress::new()));
-            run!(.wrap(limit.clone()))
-        }
-        "pacegate actix same headers" => {
-            let rules = rules.by(PeerAddress::new()).headers(super::servers::same_headers());
-            let limit = RateLimit::new(rules);
-            run!(.wrap(limit.clone()))
-        }
-        "pacegate actix forwarded" => {
-            let network = "127.0.0.0/8".parse().map_err(Error::other)?;
-            let limit = RateLimit::new(rules.by(ClientAddress::trusting([network])));
-            run!(.wrap(limit.clone()))
-        }
-        "actix-governor peer" => {
-            let config = config.use_headers().finish().ok_or_else(unknown)?;
-            run!(.wrap(Governor::new(&config)))
-        }
-        "actix-governor forwarded" => {
-            let config = config.key_extractor(Forwarded).use_headers().finish();
-            let config = config.ok_or_else(unknown)?;
-            run!(.wrap(Governor::new(&config)))
-        }
-        _ => Err(unknown()),
-    }
+            });
+        }))
+    }};
+}
+
+/// Runs a server.
+pub fn serve(subject: &str) -> io::Result<()> {
+    with_app!(subject, run)
+}
+
+/// A function that sends a number of requests.
+pub type Calls = Box<dyn Fn(usize) + Sync>;
+
+/// Returns a function that sends requests to an app in this process.
+pub fn calls(subject: &str) -> io::Result<Calls> {
+    with_app!(subject, call)
 }

@@ -5,6 +5,7 @@
 //! while, in an order that rotates from round to round, and the differences are computed per round.
 
 mod actix;
+mod in_process;
 mod load;
 mod servers;
 
@@ -101,6 +102,7 @@ pub fn rows(options: &Options) -> io::Result<Vec<Row>> {
     for case in CASES.iter().filter(|case| options.includes(case.name)) {
         rows.extend(case.measure(rounds, seconds)?);
     }
+    rows.extend(in_process::rows(options)?);
     Ok(rows)
 }
 

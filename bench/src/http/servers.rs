@@ -73,7 +73,7 @@ pub fn same_headers() -> Headers {
 
 /// Creates the app. All apps have the same limit, which denies nothing: a burst of a million, refilled by one unit per
 /// microsecond. All headers are on.
-fn app(subject: &str) -> Option<Router> {
+pub fn app(subject: &str) -> Option<Router> {
     let bare = Router::new().route("/", get(|| async { "hello" }));
     let limiter = || Limiter::builder().limit("1000000/second token-bucket").build().ok();
     let microsecond = Duration::from_micros(1);
@@ -85,6 +85,7 @@ fn app(subject: &str) -> Option<Router> {
             }
             response
         })),
+        "empty layer" => bare.layer(MapResponseLayer::new(|response: Response| response)),
         "pacegate peer" => bare.layer(RateLimitLayer::new(limiter()?).by(PeerAddress::new())),
         "pacegate same headers" => {
             let layer = RateLimitLayer::new(limiter()?).by(PeerAddress::new());

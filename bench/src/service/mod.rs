@@ -149,7 +149,12 @@ fn http(servers: &Servers) -> Vec<Subject> {
 fn grpc(servers: &Servers) -> Vec<Subject> {
     let ours = Grpc::pacegate(&servers.pacegate.grpc, "edge");
     let theirs = Grpc::throttlecrab(&servers.throttlecrab.grpc);
-    vec![("pacegate", Box::new(ours)), (THROTTLECRAB, Box::new(theirs))]
+    let constant = Grpc::pacegate(&servers.constant.grpc, "edge");
+    vec![
+        ("pacegate", Box::new(ours)),
+        (THROTTLECRAB, Box::new(theirs)),
+        (CONSTANT, Box::new(constant)),
+    ]
 }
 
 /// Measures every subject once per round, starting with the next one each time. The first round is a warm-up

@@ -37,6 +37,7 @@ pub struct ConstantServers {
     pub stealing: Process,
     pub pinned: Process,
     pub http: Process,
+    pub grpc: Process,
 }
 
 /// One address of a server.
@@ -125,7 +126,9 @@ impl ConstantServers {
         let (second, stealing) = constant::STEALING.start()?;
         let (third, pinned) = constant::PINNED.start()?;
         let (fourth, http) = constant::HTTP.start()?;
-        Ok((vec![first, second, third, fourth], Self { resp, stealing, pinned, http }))
+        let (fifth, grpc) = constant::GRPC.start()?;
+        let children = vec![first, second, third, fourth, fifth];
+        Ok((children, Self { resp, stealing, pinned, http, grpc }))
     }
 }
 
