@@ -186,8 +186,13 @@ impl Scenario {
             with_lost_permits: random.one_in(3),
             end: random.pick(&[3_000_000, 6_000_000, 12_000_000]),
         };
-        let moves_slots = is_cluster && random.one_in(3);
-        if moves_slots { scenario.moving_slots(random) } else { scenario }
+        match random.below(9) {
+            0..3 if is_cluster => scenario.moving_slots(random),
+            3 if is_cluster => scenario.denying_reservations(random),
+            4 if is_cluster => scenario.denying_requests(random),
+            8 if !is_cluster => scenario.stepping_hosts(random),
+            _ => scenario,
+        }
     }
 
     /// Returns a scenario in which slots move nearly all the time, while each host sends batches with checks and
@@ -202,6 +207,87 @@ impl Scenario {
             faults: vec![FaultKind::Migration],
             fault_interval: 100,
             with_reservations: random.one_in(2),
+            ..self
+        }
+    }
+
+    /// Returns a scenario without faults in which a strict limit denies most reservations. A bucket in another slot is
+    /// often full again, and then shows whether a denied reservation takes a token.
+    fn denying_reservations(self, random: &mut Random) -> Self {
+        let period = Duration::from_millis(random.pick(&[100, 200, 500]));
+        let bucket = Limit::new(random.between(1, 3), period).expect("a valid limit");
+        let bucket = bucket.with_algorithm(Algorithm::TokenBucket).expect("a valid limit");
+        let strict = Limit::new(1, Duration::from_secs(10)).expect("a valid limit");
+        Self {
+            // The bucket is charged first.
+            policies: vec![PolicyChoice::alone(bucket), PolicyChoice::alone(strict)],
+            pause: random.pick(&[20, 60, 200]),
+            faults: Vec::new(),
+            with_refunds: false,
+            with_cancellations: false,
+            with_resets: false,
+            with_reservations: true,
+            with_reloads: false,
+            with_debt: false,
+            with_deny_cache: false,
+            ..self
+        }
+    }
+
+    /// Returns a scenario without faults in which a strict limit denies most requests. Another slot has a short window
+    /// or a log, which shows whether a denied request returns its own units.
+    fn denying_requests(self, random: &mut Random) -> Self {
+        let period = Duration::from_millis(random.pick(&[20, 50, 200]));
+        let short = Limit::new(random.pick(&[1, 2, 5]), period).expect("a valid limit");
+        let algorithm = random.pick(&[Algorithm::SlidingWindow, Algorithm::SlidingLog]);
+        let short = short.with_algorithm(algorithm).expect("a valid limit");
+        let strict = Limit::new(1, Duration::from_secs(10)).expect("a valid limit");
+        Self {
+            policies: vec![PolicyChoice::alone(short), PolicyChoice::alone(strict)],
+            hosts: random.between(1, 2) as usize,
+            keys: random.between(1, 2) as usize,
+            pause: random.pick(&[5, 20]),
+            faults: Vec::new(),
+            with_refunds: false,
+            with_cancellations: false,
+            with_resets: false,
+            with_reservations: random.one_in(2),
+            with_reloads: false,
+            with_debt: false,
+            ..self
+        }
+    }
+
+    /// Returns a scenario in which the clocks of hosts step often, while the deny cache answers most requests. It
+    /// learns the state of each limit at another time, some of them before a step and some after.
+    fn stepping_hosts(self, random: &mut Random) -> Self {
+        let algorithms = [
+            Algorithm::FixedWindow,
+            Algorithm::SlidingWindow,
+            Algorithm::SlidingLog,
+            Algorithm::TokenBucket,
+        ];
+        let periods = [random.pick(&[200, 500, 1_000]), random.pick(&[3_000, 10_000, 60_000])];
+        let policies = periods.map(|period| {
+            let limit = Limit::new(random.between(1, 3), Duration::from_millis(period));
+            let limit = limit.and_then(|limit| limit.with_algorithm(random.pick(&algorithms)));
+            let limits = vec![limit.expect("a valid limit")];
+            PolicyChoice::of([limits.clone(), limits])
+        });
+        Self {
+            policies: policies.to_vec(),
+            hosts: random.between(1, 2) as usize,
+            keys: 1,
+            pause: random.pick(&[5, 20]),
+            faults: vec![FaultKind::HostClockStep],
+            fault_interval: random.pick(&[100, 300]),
+            with_refunds: false,
+            with_cancellations: false,
+            with_resets: false,
+            with_reservations: false,
+            with_reloads: false,
+            with_debt: false,
+            with_deny_cache: true,
             ..self
         }
     }
@@ -252,6 +338,16 @@ impl PolicyChoice {
         ]);
         let changed = limits.iter().map(|limit| change_limit(*limit, random)).collect();
         Self { limits: [limits, changed], failure, lease, is_apart: random.one_in(2) }
+    }
+
+    /// Returns a policy with one limit, whose keys are in slots of their own.
+    fn alone(limit: Limit) -> Self {
+        Self { is_apart: true, ..Self::of([vec![limit], vec![limit]]) }
+    }
+
+    /// Returns a policy with these limits in each revision.
+    fn of(limits: [Vec<Limit>; 2]) -> Self {
+        Self { limits, failure: FailureMode::Closed, lease: None, is_apart: false }
     }
 
     /// Returns the attributes that its keys consist of.

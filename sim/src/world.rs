@@ -391,9 +391,11 @@ impl World {
     }
 
     /// Checks that a host can use the server of a counter some time after the last fault. It notices a lost connection
-    /// only when it uses it, so it sends requests meanwhile.
+    /// only when it uses it, so it sends requests meanwhile. The time starts with the first of them: the clients end
+    /// later than the faults, and may not have used this connection since.
     async fn check_recovery(self, host: usize, policy: usize, key: usize) {
-        let healed = Duration::from_micros(self.history.change(|events| events.healed));
+        let healed = self.history.change(|events| events.healed).max(self.time.now());
+        let due = Duration::from_micros(healed) + RECOVERY;
         let Some(instance) = self.hosts[host].instance() else { return };
         let (attributes, key) = (workload::Attributes::new(&self), format!("k{key}"));
         let request = attributes.request(&[policy], &key);
@@ -401,7 +403,7 @@ impl World {
         let round_trip = 2 * Duration::from_millis(self.scenario.delay.1);
         let attempts = if self.scenario.deadline > 3 * round_trip { 1 } else { 5 };
         loop {
-            let is_due = Duration::from_micros(self.time.now()) >= healed + RECOVERY;
+            let is_due = Duration::from_micros(self.time.now()) >= due;
             let mut is_healthy = false;
             for _ in 0..attempts {
                 let decision = instance.limiter.peek_request(&request).await;

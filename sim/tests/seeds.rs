@@ -2,6 +2,10 @@
 
 use pacegate_sim::{Run, simulate};
 
+/// Seeds that failed once, because of a fault of the product or of a check, and whose events are still the same.
+const FAILED_BEFORE: [u64; 9] =
+    [709, 3_002_762, 5_011_323, 7_001_331, 7_001_573, 7_011_813, 7_014_375, 8_001_884, 8_007_252];
+
 #[test]
 fn a_seed_has_one_trace() {
     for seed in 0..10 {
@@ -12,7 +16,7 @@ fn a_seed_has_one_trace() {
 
 #[test]
 fn some_seeds_break_no_promise() {
-    for seed in 0..60 {
+    for seed in (0..60).chain(FAILED_BEFORE) {
         let outcome = simulate(Run::of_seed(seed)).unwrap();
         assert!(outcome.violations.is_empty(), "seed {seed}: {:?}", outcome.violations);
     }

@@ -69,6 +69,13 @@ impl Judge<'_> {
     ) -> Option<String> {
         let steps = self.world.hosts[checks[0].0.host].clock.steps();
         let segment = |check: &Check| steps.iter().filter(|&&at| at <= check.ended).count();
+        // The clock may have stepped before or after such a decision.
+        let is_certain =
+            |check: &Check| !steps.iter().any(|at| (check.started..=check.ended).contains(at));
+        let mut checks: Vec<_> = checks.iter().filter(|(check, _)| is_certain(check)).collect();
+        // The order at one instant is unknown: this one admits the most.
+        let capacity = |check: &Check| counter.limits[check.revision].capacity();
+        checks.sort_by_key(|(check, answer)| (segment(check), answer.host_time, capacity(check)));
         for checks in checks.chunk_by(|one, other| segment(one.0) == segment(other.0)) {
             let mut model = Model::new(share(counter.limits[0]));
             for (check, answer) in checks {

@@ -3,7 +3,7 @@
 use pacegate::{Algorithm, Source};
 use pacegate_testkit::Model;
 
-use super::{Bounds, Counter, DENY_CACHE_AGE, Decided, Judge, LATE, Segment};
+use super::{Bounds, Counter, DENY_CACHE_AGE, Decided, Judge, LATE, Place, Segment};
 use crate::history::{Kind, Update};
 
 /// A counter of which only certain charges are known, in one segment.
@@ -13,6 +13,8 @@ struct Lower {
     excess: u64,
     /// For each return: its units that do not explain an excess yet.
     returned: Vec<u64>,
+    /// When the last unit of a lease was spent, of those in the model.
+    spent_lease: u64,
 }
 
 impl Judge<'_> {
@@ -30,7 +32,8 @@ impl Judge<'_> {
         bounds: &mut [Bounds],
     ) -> Option<String> {
         let returned = self.returns(counter).map(|it| it.units).collect();
-        let mut lower = Lower { model: Model::new(counter.limits[0]), excess: 0, returned };
+        let mut lower =
+            Lower { model: Model::new(counter.limits[0]), excess: 0, returned, spent_lease: 0 };
         let at = |it: &Decided<'_>| it.place(counter).at;
         let is_cached = |it: &Decided<'_>| it.answer.source == Source::DenyCache;
         let (cached, decided): (Vec<_>, Vec<_>) =
@@ -40,14 +43,14 @@ impl Judge<'_> {
             // A cached denial knows what was charged when it was cached.
             let is_earlier = |it: &Decided<'_>| at(it) <= at(group[0].1) + DENY_CACHE_AGE;
             while let Some((index, it, _)) = cached.next_if(|(_, it, _)| is_earlier(it)) {
-                self.bound_from_below(counter, it, &mut lower.model, &mut bounds[index]);
+                self.bound_from_below(counter, it, &mut lower, &mut bounds[index]);
             }
             lower.model.forget(at(group[0].1));
             for &(index, it, is_own) in group {
                 // Leased units of an earlier segment are not charged in this one.
                 let is_exact = is_own && (segment.is_first || counter.policy.lease.is_none());
                 if is_exact && it.answer.source == Source::Store && !it.is_repeated {
-                    self.bound_from_below(counter, it, &mut lower.model, &mut bounds[index]);
+                    self.bound_from_below(counter, it, &mut lower, &mut bounds[index]);
                 }
             }
             self.admit(counter, group, &mut lower);
@@ -75,6 +78,9 @@ impl Judge<'_> {
         group: &[(usize, &Decided<'_>, bool)],
         lower: &mut Lower,
     ) {
+        let leased = group.iter().filter(|(_, it, _)| it.answer.source == Source::Lease);
+        let spent = leased.map(|(_, it, _)| it.check.ended).max().unwrap_or(0);
+        lower.spent_lease = lower.spent_lease.max(spent);
         // Units of a lease were charged before, perhaps when fewer of a higher limit were used.
         let higher = usize::from(counter.limits[1].amount() > counter.limits[0].amount());
         let charged_under = |it: &Decided<'_>| match it.answer.source {
@@ -107,15 +113,18 @@ impl Judge<'_> {
         &self,
         counter: &Counter<'_>,
         it: &Decided<'_>,
-        model: &mut Model,
+        lower: &mut Lower,
         bounds: &mut Bounds,
     ) {
         let is_returned =
             |update: &Update| counter.is_changed_by(update) && update.started <= it.check.ended;
-        if it.places.len() > 1 || self.returns(counter).any(is_returned) {
+        let &Place { at, ran, .. } = it.place(counter);
+        // A host that spends a lease estimates the server's time, which may be earlier than the charge of the lease.
+        let is_leased_later = lower.spent_lease >= ran;
+        if it.places.len() > 1 || is_leased_later || self.returns(counter).any(is_returned) {
             return;
         }
-        let at = it.place(counter).at;
+        let model = &mut lower.model;
         let is_changed = self.world.scenario.with_reloads;
         model.set_limit(counter.limit(it.check.revision, u64::max, is_changed));
         if it.answer.is_allowed {

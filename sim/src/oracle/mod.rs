@@ -248,12 +248,7 @@ impl<'a> Judge<'a> {
         for it in &self.decided {
             let Some(id) = it.check.id else { continue };
             let earlier = first.entry(id).or_insert(it);
-            let facts = |it: &Decided<'_>| {
-                let Answer { is_allowed, units, decided_at, remaining, retry_after, .. } =
-                    it.answer;
-                (is_allowed, units, decided_at, remaining, retry_after)
-            };
-            if facts(earlier) != facts(it) {
+            if earlier.facts() != it.facts() {
                 violations.push(format!("{it:?} is another answer than that of {earlier:?}"));
             }
         }
@@ -325,6 +320,12 @@ impl Decided<'_> {
     fn place(&self, counter: &Counter<'_>) -> &Place {
         let place = self.places.iter().find(|place| place.region == counter.region);
         place.expect("a place for each region of the request")
+    }
+
+    /// Returns the parts of the answer that are the same when the request is repeated.
+    fn facts(&self) -> (bool, u64, u64, u64, Option<u64>) {
+        let Answer { is_allowed, units, decided_at, remaining, retry_after, .. } = self.answer;
+        (is_allowed, units, decided_at, remaining, retry_after)
     }
 
     /// Returns the units that it charged.

@@ -54,9 +54,10 @@ impl<'a> Judge<'a> {
             decided.push(Decided { index, check, answer, places, is_repeated: false });
         }
         decided.sort_by_key(|it| (it.places.iter().map(|place| place.ran).max(), it.index));
+        // A server without memory for the id charges a repeated request again, and then has fewer units left.
         let mut seen = BTreeSet::new();
         for it in &mut decided {
-            it.is_repeated = it.check.id.is_some_and(|id| !seen.insert((id, it.places[0].at)));
+            it.is_repeated = it.check.id.is_some_and(|id| !seen.insert((id, it.facts())));
         }
         decided
     }
@@ -92,7 +93,10 @@ impl<'a> Judge<'a> {
         let time = check.times.iter().find(|(policy, _)| is_of_region(*policy));
         let unknown = self.unknown(check, region);
         if answer.source != Source::Store {
-            return self.place(check, answer, region);
+            // The servers of the regions have different clocks, and the answer shows the time of one of them.
+            let own = time.filter(|_| answer.source == Source::Lease).map(|&(_, shown)| shown);
+            let decided_at = own.filter(|&shown| shown > 0).unwrap_or(answer.decided_at);
+            return self.place(check, &Answer { decided_at, ..*answer }, region);
         }
         if !answer.is_allowed && check.kind != Kind::Spent {
             // The time of the denial, or of the last look at the counters.
@@ -149,11 +153,11 @@ impl<'a> Judge<'a> {
     }
 
     /// Returns the time that a server's clock showed at a virtual time. Of several clocks, it is the one closest to an
-    /// estimate.
+    /// estimate. The estimate is not later than the clock, unless that stepped back.
     fn shown_near(&self, estimate: u64, at: u64) -> u64 {
         let clocks = self.world.server_clocks();
         let times = clocks.iter().map(|clock| clock.at(at));
-        times.min_by_key(|time| time.abs_diff(estimate)).unwrap_or(estimate)
+        times.min_by_key(|time| (*time < estimate, time.abs_diff(estimate))).unwrap_or(estimate)
     }
 
     /// Returns the earliest time that a server's clock showed at a virtual time.

@@ -126,6 +126,9 @@ impl Judge<'_> {
                 returned: None,
             });
         }
+        if self.world.has_clock_steps() {
+            place_behind_earlier(&mut charged, &mut unknown);
+        }
         // Intervals of one list do not contain each other, or not by much.
         unknown.sort_by_key(|it| it.first);
         let longest = unknown.iter().map(|it| it.last - it.first).max().unwrap_or(0);
@@ -244,6 +247,8 @@ impl Judge<'_> {
         let age = if is_cached { DENY_CACHE_AGE } else { 0 };
         let &Place { at, ran, .. } = it.place(counter);
         let max_debt = limit.capacity();
+        // An answer to an id may be from before, if the first request with the id got none.
+        let since = it.check.started.min(ran).saturating_sub(age);
         let may_count = |one: &&Charged| {
             // A server that lost data may have lost the return.
             let disturbances = &self.disturbances[&counter.region];
@@ -251,11 +256,10 @@ impl Judge<'_> {
                 let during = at.saturating_sub(STALE)..=ran;
                 disturbances.iter().any(|time| during.contains(time))
             };
-            let since = it.check.started.saturating_sub(age);
             let is_returned = one.returned.is_some_and(|at| at < since && !is_lost(at));
             one.index != it.index && one.first <= ran && !is_returned
         };
-        let cleared = self.cleared(counter, it.check.started.saturating_sub(age));
+        let cleared = self.cleared(counter, since);
         let may_count = |one: &&Charged| may_count(one) && one.last >= cleared.unwrap_or(0);
         let place = |one: &Charged| (one.at.min(at), one.units);
         let from = at.saturating_sub(horizon + age);
@@ -268,11 +272,14 @@ impl Judge<'_> {
             .collect();
         placed.sort_unstable();
         let mut model = Model::new(limit);
-        if limit.algorithm() == Algorithm::TokenBucket && cleared.is_none() {
+        // Charges from before `from` are left out, so the counter was certainly unused only if it was so afterwards.
+        let was_unused = cleared.is_some_and(|since| since + horizon / 2 > ran);
+        if limit.algorithm() == Algorithm::TokenBucket && !was_unused {
             // Whatever was charged before.
             placed.drain(..placed.len().saturating_sub(MAX_BUCKET_CHARGES));
             let from = placed.first().map_or(from, |(at, _)| from.max(*at));
-            model.force(from, limit.capacity() + max_debt);
+            let capacities = counter.limits.iter().map(Limit::capacity);
+            model.force(from, capacities.max().unwrap_or(0) + max_debt);
         }
         // Only fixed windows tell debt from other units. The order of charges at one instant is unknown, so any of them
         // may be the one that exceeds the limit.
@@ -280,19 +287,43 @@ impl Judge<'_> {
         let may_owe = limit.algorithm() == Algorithm::FixedWindow
             && (scenario.with_debt || scenario.with_reservations);
         let excess = Excess::Debt { max: max_debt };
-        if may_owe && cleared.is_none() {
+        if may_owe && !was_unused {
             model.record(from, limit.capacity() + max_debt, excess);
         }
+        let mut leased_in = None;
         for (at, units) in placed {
-            match may_owe {
-                true => drop(model.record(at, units, excess)),
-                false => model.force(at, units),
+            if !may_owe {
+                model.force(at, units);
+                continue;
             }
+            // If the units of a lease were charged before these, more of these are debt.
+            let window = Some(at / counter.period());
+            if leased > 0 && leased_in != window {
+                model.force(at, leased.min(model.remaining(at)));
+                leased_in = window;
+            }
+            model.record(at, units, excess);
         }
-        if leased > 0 {
+        if leased > 0 && leased_in != Some(at / counter.period()) {
             model.force(at, leased);
         }
         model
+    }
+}
+
+/// After a step back of the clock, units are charged at the time of the last charge before.
+fn place_behind_earlier(charged: &mut [Charged], unknown: &mut [Charged]) {
+    let both = || charged.iter().chain(&*unknown);
+    let mut latest: Vec<_> = both().map(|one| (one.first, one.at)).collect();
+    latest.sort_unstable();
+    let mut most = 0;
+    for (_, at) in &mut latest {
+        most = most.max(*at);
+        *at = most;
+    }
+    for one in charged.iter_mut().chain(unknown) {
+        let earlier = latest.partition_point(|(first, _)| *first <= one.last);
+        one.at = latest[..earlier].last().map_or(one.at, |(_, at)| one.at.max(*at));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pacegate::SharedPermit;
+use pacegate::{SharedPermit, policy::FailureMode};
 use pacegate_testkit::Random;
 use tokio::time::sleep;
 
@@ -61,11 +61,13 @@ async fn renew(world: &World, choice: &Choice, index: usize, permit: &SharedPerm
     let limits = choice.policies.iter().map(|&it| &world.scenario.policies[it].limits[0][0]);
     let period = limits.filter(|limit| limit.algorithm().holds_permits()).map(|it| it.period());
     let period = period.min().unwrap_or_default();
+    let fails_open =
+        choice.policies.iter().any(|&it| world.scenario.policies[it].failure == FailureMode::Open);
     let now = world.time.now();
     world.history.change(|events| {
         let check = &mut events.checks[index];
-        // Without an answer, the server may renew it later.
-        let is_certain = matches!(renewed, Some(Ok(_)));
+        // Without an answer, the server may renew it later. A policy that fails open hides that.
+        let is_certain = matches!(renewed, Some(Ok(_))) && !fails_open;
         check.renewed = Some(if is_certain { now } else { now + LATE });
         // The clocks drift apart a little.
         let is_young = Duration::from_micros(now - check.started) < period - period / 1_000;
