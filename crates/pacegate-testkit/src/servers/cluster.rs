@@ -135,18 +135,39 @@ impl Cluster {
     ///
     /// Panics if a node returns an error, as the old owner does while it still has keys.
     pub fn end_move(&self, slot: u16, to: usize) {
-        let (from, number, to) = (self.owner(slot), slot.to_string(), &self.nodes[to]);
-        let words = ["CLUSTER", "SETSLOT", &number, "NODE", &id(to)];
-        // Otherwise the new owner may take the slot with an older epoch, and a message of the old owner takes it back.
-        let is_newest =
-            || epoch(to, "cluster_current_epoch") >= epoch(&self.nodes[from], "cluster_my_epoch");
-        eventually(SERVER_TIMEOUT, "the new owner knows the epoch of the old one", is_newest);
+        let (from, to) = (self.owner(slot), &self.nodes[to]);
+        self.wait_for_epochs(to);
         // The new owner first; otherwise the slot would have no owner for a moment.
-        to.must(&words);
-        self.nodes[from].must(&words);
-        for other in self.running().filter(|node| is_master(node)) {
-            other.must(&words);
-        }
+        set_owner(to, slot, to);
+        set_owner(&self.nodes[from], slot, to);
+        self.announce(slot, to);
+    }
+
+    /// Gives a slot that no node owns to a master, and waits until every node knows it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a node returns an error.
+    pub fn assign_slot(&self, slot: u16, to: usize) {
+        let to = &self.nodes[to];
+        self.wait_for_epochs(to);
+        to.must(&["CLUSTER", "BUMPEPOCH"]);
+        to.must(&["CLUSTER", "ADDSLOTS", &slot.to_string()]);
+        self.announce(slot, to);
+    }
+
+    /// Waits until the new owner of a slot knows all epochs. Otherwise it may take the slot with an older epoch, and a
+    /// message of the old owner takes it back.
+    fn wait_for_epochs(&self, to: &Server) {
+        let known = || epoch(to, "cluster_current_epoch");
+        let is_newest = || self.running().all(|node| known() >= epoch(node, "cluster_my_epoch"));
+        eventually(SERVER_TIMEOUT, "the new owner knows all epochs", is_newest);
+    }
+
+    /// Reports the new owner of a slot to every master, because gossip alone takes seconds, and waits until all nodes
+    /// know it.
+    fn announce(&self, slot: u16, to: &Server) {
+        self.running().filter(|node| is_master(node)).for_each(|node| set_owner(node, slot, to));
         let known = || self.running().all(|node| owner_port(node, slot) == Some(to.port()));
         eventually(SERVER_TIMEOUT, "every node knows the new owner", known);
     }
@@ -205,6 +226,10 @@ impl Cluster {
 
 fn id(node: &Server) -> String {
     node.must(&["CLUSTER", "MYID"]).text()
+}
+
+fn set_owner(node: &Server, slot: u16, owner: &Server) {
+    node.must(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &id(owner)]);
 }
 
 fn is_master(node: &Server) -> bool {
