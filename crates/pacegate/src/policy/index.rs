@@ -47,6 +47,9 @@ pub(super) struct IndexKey {
 /// The number of policies of a domain that each index key would find.
 pub(super) struct Selectivity<'a>(HashMap<(&'a str, bool, Attribute), HashMap<Vec<u8>, usize>>);
 
+/// The policies that may cover a request.
+pub(super) type Candidates = SmallVec<[Candidate; 8]>;
+
 /// The policies for each value or prefix. Clients choose the values to look up, but add none.
 type Places = HashMap<Vec<u8>, Vec<Candidate>, foldhash::fast::RandomState>;
 
@@ -120,9 +123,9 @@ impl DomainIndex {
         }
     }
 
-    /// Returns the policies that may cover a request, each once and in any order.
-    pub(super) fn candidates(&self, view: &View<'_, '_>) -> SmallVec<[Candidate; 8]> {
-        let mut found = SmallVec::from_slice(&self.rest);
+    /// Adds the policies that may cover a request to `found`, each once and in any order.
+    pub(super) fn candidates(&self, view: &View<'_, '_>, found: &mut Candidates) {
+        found.extend_from_slice(&self.rest);
         for (Attribute { name, paths }, by_value) in &self.values {
             if let Some(places) = view.value(name, *paths).and_then(|value| by_value.get(value)) {
                 found.extend_from_slice(places);
@@ -140,7 +143,6 @@ impl DomainIndex {
                 }
             }
         }
-        found
     }
 }
 

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::{
     FailureMode, Lease, Match, Mode, Override, Policy, PolicyName, PolicyNameError, ThresholdError,
-    index::{Candidate, DomainIndex, Selectivity},
+    index::{Candidate, Candidates, DomainIndex, Selectivity},
     view::{Forms, View},
 };
 use crate::{Charge, Counter, KeyBuf, KeyRef, Limit, ParseLimitError, Request};
@@ -530,15 +530,15 @@ impl CompiledPolicies {
     }
 
     /// Returns the policies that cover a request, in their order.
-    fn find(&self, view: &View<'_, '_>) -> SmallVec<[Candidate; 8]> {
+    fn find(&self, view: &View<'_, '_>) -> Candidates {
+        // Returned in all cases, so that it is built in place.
+        let mut found = Candidates::new();
         let index = match view.domain() {
-            "" => &self.default_domain,
-            domain => match self.domains.get(domain) {
-                Some(index) => index,
-                None => return SmallVec::new(),
-            },
+            "" => Some(&self.default_domain),
+            domain => self.domains.get(domain),
         };
-        let mut found = index.candidates(view);
+        let Some(index) = index else { return found };
+        index.candidates(view, &mut found);
         found.retain(|found| found.is_sure || view.is_covered_by(&self.policies[found.place]));
         if found.len() > 1 {
             found.sort_unstable_by_key(|found| found.place);
@@ -567,7 +567,9 @@ mod tests {
         let set = PolicySet::new(policies).unwrap();
         ["/api/8", "/files/9/a/b", "/elsewhere"].map(|path| {
             let request = Request::new().with("path", path).with("method", "GET");
-            set.inner.default_domain.candidates(&set.inner.view(&request)).len()
+            let mut found = Candidates::new();
+            set.inner.default_domain.candidates(&set.inner.view(&request), &mut found);
+            found.len()
         })
     }
 
