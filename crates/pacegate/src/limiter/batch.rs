@@ -1,15 +1,14 @@
-//! Many independent decisions in memory at once: their keys are looked up together, so that cache misses overlap.
+//! Many independent decisions in memory at once. Their keys are hashed first, and their memory is
+//! [prefetched](crate::MemoryStore::prefetch), so that cache misses overlap.
 
 use arrayvec::ArrayVec;
 
 use super::{
-    combine::decide,
     evaluator::Evaluator,
     resolve::{BoundLimit, ResolvedCharge},
 };
 use crate::{
     Charge, CheckError, CostError, Decision, Key, KeyRef,
-    stats::Event,
     store::memory::{BATCH, Slot, identity::Identity},
 };
 
@@ -20,6 +19,16 @@ trait Batch {
 
     /// Calls `read` with the key of a charge.
     fn with_key<R>(&self, place: usize, read: impl FnOnce(KeyRef<'_>) -> R) -> R;
+
+    /// Decides one charge, and records the decision. `read` is the clock just before.
+    fn check(&self, place: usize, evaluator: &Evaluator, id: Identity, read: u64) -> Decision;
+
+    /// Returns a charge whose key was hashed.
+    #[inline]
+    fn slot(&self, place: usize, id: Identity) -> Slot<'_> {
+        let (BoundLimit { scope, limit, excess, .. }, cost, permit) = self.charge(place);
+        Slot { scope, id, limit, cost, permit, enforced: true, excess: *excess }
+    }
 }
 
 /// Many keys under one limit, one unit each.
@@ -45,18 +54,7 @@ impl Evaluator {
             return decisions.extend(keys.iter().map(|key| key.with(|key| self.check_unit(key))));
         };
         for keys in keys.chunks(BATCH) {
-            let batch = KeyBatch { limit, keys };
-            let ids = self.identities(&batch, keys.len());
-            let memory = self.current_memory();
-            if memory.is_faster_in_turn(&limit.scope, &ids) {
-                let read = memory.read_clock();
-                let check = |(key, &id): (&K, _)| {
-                    key.with(|key| self.check_cell(memory, limit, (key, id), read))
-                };
-                decisions.extend(keys.iter().zip(&ids).map(check));
-            } else {
-                self.check_batch(&batch, &ids, |one| decisions.push(one));
-            }
+            self.check_batch(&KeyBatch { limit, keys }, keys.len(), |one| decisions.push(one));
         }
     }
 
@@ -80,9 +78,8 @@ impl Evaluator {
             if batch == 0 {
                 decisions.push(self.check_charge(first).map_err(CheckError::from));
             } else {
-                let batch = ChargeBatch::new(self, &rest[..batch]);
-                let ids = self.identities(&batch, batch.charges.len());
-                self.check_batch(&batch, &ids, |one| decisions.push(Ok(one)));
+                let charges = ChargeBatch::new(self, &rest[..batch]);
+                self.check_batch(&charges, batch, |one| decisions.push(Ok(one)));
             }
             rest = &rest[batch.max(1)..];
         }
@@ -107,34 +104,46 @@ impl Evaluator {
         self.check_charges(&[ResolvedCharge::of_charge(&limit, charge)])
     }
 
-    /// Hashes the keys of a batch. The CPU can overlap that.
+    /// Decides the charges of a batch independently, and passes each decision to `push` in order. The clock is read
+    /// once.
     #[inline]
-    fn identities(&self, batch: &impl Batch, count: usize) -> ArrayVec<Identity, BATCH> {
+    fn check_batch(&self, batch: &impl Batch, count: usize, mut push: impl FnMut(Decision)) {
+        let memory = self.current_memory();
+        let read = memory.read_clock();
         let identity = |place| {
             let (limit, ..) = batch.charge(place);
-            batch.with_key(place, |key| self.memory.identity(&limit.scope, key))
+            let id = batch.with_key(place, |key| memory.identity(&limit.scope, key));
+            memory.prefetch(id);
+            id
         };
-        (0..count).map(identity).collect()
+        let ids: ArrayVec<Identity, BATCH> = (0..count).map(identity).collect();
+        let mut place = 0;
+        while let Some(&id) = ids.get(place) {
+            let run = memory.run(&ids[place..]);
+            if run == 1 {
+                push(batch.check(place, self, id, read));
+            } else {
+                self.check_run(batch, (place, &ids[place..place + run]), read, &mut push);
+            }
+            place += run;
+        }
     }
 
-    /// Decides the charges of a batch independently, and passes each decision to `push` in order.
-    fn check_batch(&self, batch: &impl Batch, ids: &[Identity], mut push: impl FnMut(Decision)) {
-        let slot = |place: usize, id| {
-            let (BoundLimit { scope, limit, excess, .. }, cost, permit) = batch.charge(place);
-            Slot { scope, id, limit, cost, permit, enforced: true, excess: *excess }
-        };
+    /// Decides the charges to some keys of one shard, of which `first` is the first.
+    fn check_run(
+        &self,
+        batch: &impl Batch,
+        (first, ids): (usize, &[Identity]),
+        read: u64,
+        mut push: impl FnMut(Decision),
+    ) {
+        let slots = ids.iter().enumerate().map(|(index, &id)| batch.slot(first + index, id));
         let tally = self.meter.tally();
-        self.current_memory().charge_each(ids, slot, |place, outcome, now| {
-            let (limit, cost, _) = batch.charge(place);
-            let decision = decide(limit, *outcome, false);
-            let event = if decision.allowed { Event::Allowed } else { Event::Denied };
-            if cost > 0
-                && let Some(weight) = tally.add_cost(limit.stats_index, event, cost, now)
-            {
-                let seen = (limit.stats_index, event);
-                batch.with_key(place, |key| self.meter.look(seen, key, now, weight));
-            }
-            push(decision);
+        self.current_memory().charge_run(slots, read, |index, outcome, now| {
+            let (limit, cost, _) = batch.charge(first + index);
+            batch.with_key(first + index, |key| {
+                push(self.record_single(tally, limit, (key, cost), outcome, now));
+            });
         });
     }
 }
@@ -148,6 +157,12 @@ impl<K: Key> Batch for KeyBatch<'_, K> {
     #[inline]
     fn with_key<R>(&self, place: usize, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
         self.keys[place].with(read)
+    }
+
+    #[inline]
+    fn check(&self, place: usize, evaluator: &Evaluator, id: Identity, read: u64) -> Decision {
+        let memory = evaluator.current_memory();
+        self.with_key(place, |key| evaluator.check_cell(memory, self.limit, (key, id), read))
     }
 }
 
@@ -176,5 +191,17 @@ impl Batch for ChargeBatch<'_> {
     #[inline]
     fn with_key<R>(&self, place: usize, read: impl FnOnce(KeyRef<'_>) -> R) -> R {
         read(self.charges[place].key)
+    }
+
+    #[inline]
+    fn check(&self, place: usize, evaluator: &Evaluator, id: Identity, read: u64) -> Decision {
+        let (limit, cost, _) = self.charge(place);
+        let (memory, charge) = (evaluator.current_memory(), (cost, limit.excess));
+        let (outcome, now) = match memory.charge_often(id, &limit.limit, charge, read, false) {
+            Ok(charged) => charged,
+            Err(locked) => locked.charge(&self.slot(place, id)),
+        };
+        let charged = (self.charges[place].key, cost);
+        evaluator.record_single(evaluator.meter.tally(), limit, charged, outcome, now)
     }
 }

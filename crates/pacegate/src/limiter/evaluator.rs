@@ -323,6 +323,7 @@ impl Evaluator {
     pub(super) fn check_single(&self, limit: &BoundLimit, key: KeyRef<'_>) -> Decision {
         let memory = self.current_memory();
         let id = memory.identity(&limit.scope, key);
+        memory.prefetch(id);
         self.check_cell(memory, limit, (key, id), memory.read_clock())
     }
 
@@ -382,6 +383,7 @@ impl Evaluator {
         let hash = self.memory.hash(key);
         let memory = self.current_memory();
         let id = hash.in_scope(&limit.scope);
+        memory.prefetch(id);
         let read = memory.read_clock();
         let charged = memory.charge_often(id, &limit.limit, (cost, limit.excess), read, false);
         let (outcome, now) = match charged {

@@ -107,7 +107,7 @@ impl Limiter {
     /// Creates a limiter with one limit for each key, and the defaults: at most a million keys, the system's clock.
     ///
     /// Memory for keys is allocated as they arrive: a limiter takes half a kilobyte until its first call, and then
-    /// about 40 KiB; with [`max_keys`](LimiterBuilder::max_keys) of up to 32,000, about 5 KiB. Create one limiter and
+    /// about 48 KiB; with [`max_keys`](LimiterBuilder::max_keys) of up to 32,000, about 9 KiB. Create one limiter and
     /// share it: each new one has separate counters. Two limiters on one key do not act together; for several limits on
     /// one key use [`Limiter::builder`].
     ///

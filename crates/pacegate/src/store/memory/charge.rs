@@ -137,18 +137,8 @@ struct Locked<'a> {
     overflow: Option<Guard<'a, Overflows>>,
 }
 
-/// The locks of the first keys of a batch.
-struct LockedTables<'a> {
-    tables: ArrayVec<(usize, Guard<'a, Table>), BATCH>,
-    /// For each key, the index of its table.
-    places: ArrayVec<u8, BATCH>,
-}
-
-/// The maximum number of keys locked together: enough for their memory loads to overlap, few enough to unlock soon.
+/// The maximum number of keys decided together: enough for their memory loads to overlap, few enough to unlock soon.
 pub(crate) const BATCH: usize = 16;
-
-/// The number of keys whose cells take at most one or two megabytes.
-const CACHED_KEYS: usize = 32_768;
 
 /// The maximum number of slots of [`MemoryStore::charge_few`].
 pub(crate) const FEW: usize = 4;
@@ -163,6 +153,7 @@ impl MemoryStore {
     /// requests take this path.
     #[inline]
     pub(crate) fn charge_cell(&self, slot: &Slot<'_>) -> (Outcome, u64) {
+        self.prefetch(slot.id);
         let read = self.read_clock();
         match self.charge_often(slot.id, slot.limit, (slot.cost, slot.excess), read, false) {
             Ok(charged) => charged,
@@ -208,15 +199,13 @@ impl MemoryStore {
         self.shards().time.now()
     }
 
-    /// Returns `true` if a batch takes less time when its keys are decided one after the other than
-    /// [together](Self::charge_each): if the caches of the CPU have the cells of all keys, so that loading them at once
-    /// gains nothing. Repetitions of one key are faster together, under one lock.
+    /// Returns how many of the first keys are in one shard; at least 1 if there are any.
     #[inline]
-    pub(crate) fn is_faster_in_turn(&self, scope: &Scope, ids: &[Identity]) -> bool {
-        let inner = self.shards();
-        let shard = |id: &Identity| id.shard(inner.cells.len());
-        let is_repeated = || matches!(ids, [one, other, ..] if shard(one) == shard(other));
-        inner.keys.of(scope.share()).0 <= CACHED_KEYS && !is_repeated()
+    pub(crate) fn run(&self, ids: &[Identity]) -> usize {
+        let shards = self.shards().cells.len();
+        let shard = |id: &Identity| id.shard(shards);
+        let is_other = |id| Some(shard(id)) != ids.first().map(shard);
+        ids.iter().position(is_other).unwrap_or(ids.len())
     }
 
     /// Calls `each` with the counts of each shard, which start again at 0, and `true` if they are recent. The shard is
@@ -229,44 +218,34 @@ impl MemoryStore {
         }
     }
 
-    /// Decides charges to fixed-size states independently, in their order. `slot` returns the charge to a key, and is
-    /// called while the locks are held. `each` is called with the index of a key, its outcome and the instant of the
-    /// decision, after the locks were released: other threads wait for less time.
-    ///
-    /// Takes as many locks as possible without waiting, reads the memory of all their keys, and then decides, so that
-    /// the memory loads of a batch overlap. It never waits for a lock while it holds another, so it needs no lock
-    /// order.
+    /// Decides charges to fixed-size states independently, in their order, under the lock of the shard that all of them
+    /// are in. There are at most [`BATCH`]. `each` is called with the index of a charge, its outcome and the instant of
+    /// the decision, after the lock was released: other threads wait for less time.
     #[inline]
-    pub(crate) fn charge_each<'a>(
+    pub(crate) fn charge_run<'a>(
         &self,
-        ids: &[Identity],
-        slot: impl Fn(usize, Identity) -> Slot<'a>,
-        mut each: impl FnMut(usize, &Outcome, u64),
+        slots: impl Iterator<Item = Slot<'a>>,
+        read: u64,
+        mut each: impl FnMut(usize, Outcome, u64),
     ) {
         let inner = self.shards();
-        let mut held = LockedTables { tables: ArrayVec::new(), places: ArrayVec::new() };
+        let mut slots = slots.peekable();
+        let Some(id) = slots.peek().map(|slot| slot.id) else { return };
+        let mut table = inner.cells_of(id).lock();
+        let now = table.shard_clock.advance(&inner.time, read);
         let mut outcomes = ArrayVec::<Outcome, BATCH>::new();
-        let mut from = 0;
-        while from < ids.len() {
-            held.lock(inner, &ids[from..]);
-            let ids = &ids[from..from + held.places.len()];
-            held.touch(ids);
-            let (now, sweep) = held.start_decision(inner);
-            for (place, &id) in ids.iter().enumerate() {
-                let (slot, table) = (slot(from + place, id), held.table(place));
-                // Two pushes, because an outcome of either case would be copied.
-                match table.step_often(&slot, now) {
-                    Some(outcome) => outcomes.push(outcome),
-                    None => outcomes.push(inner.charge_alone(table, &slot, now)),
-                }
+        for slot in slots {
+            // Two pushes, because an outcome of either case would be copied.
+            match table.step_often(&slot, now) {
+                Some(outcome) => outcomes.push(outcome),
+                None => outcomes.push(inner.charge_alone(&mut table, &slot, now)),
             }
-            held.tables.clear();
-            for outcome in &outcomes {
-                each(from, outcome, now);
-                from += 1;
-            }
-            outcomes.clear();
-            inner.sweep_times(sweep);
+        }
+        let sweep = table.shard_clock.sweep_is_due();
+        drop(table);
+        outcomes.into_iter().enumerate().for_each(|(index, outcome)| each(index, outcome, now));
+        if sweep {
+            inner.sweep();
         }
     }
 
@@ -303,7 +282,7 @@ impl MemoryStore {
     #[inline(always)]
     pub(crate) fn charge_known<'a>(
         &self,
-        slots: impl Iterator<Item = Slot<'a>>,
+        slots: impl Iterator<Item = Slot<'a>> + Clone,
         mut each: impl FnMut(Outcome),
     ) -> Option<u64> {
         let inner = self.shards();
@@ -552,59 +531,6 @@ impl Shards {
             }
         }
         outcomes
-    }
-}
-
-impl<'a> LockedTables<'a> {
-    /// Locks the shard of the first key, then those of the next keys until one is locked by another thread.
-    #[inline]
-    fn lock(&mut self, inner: &'a Shards, ids: &[Identity]) {
-        self.places.clear();
-        // A filter of the shards held, with one bit for each value of their last nine bits. A clear bit means not held.
-        let mut maybe_held = [0_u64; 8];
-        for id in ids.iter().take(BATCH) {
-            let shard = id.shard(inner.cells.len());
-            let (word, bit) = (&mut maybe_held[shard / 64 % 8], 1 << (shard % 64));
-            if *word & bit != 0
-                && let Some(place) = self.tables.iter().position(|(own, _)| *own == shard)
-            {
-                self.places.push(place as u8);
-                continue;
-            }
-            let lock = &inner.cells[shard].0;
-            let guard = if self.tables.is_empty() { Some(lock.lock()) } else { lock.try_lock() };
-            let Some(guard) = guard else { break };
-            *word |= bit;
-            self.places.push(self.tables.len() as u8);
-            self.tables.push((shard, guard));
-        }
-    }
-
-    #[inline]
-    fn table(&mut self, place: usize) -> &mut Table {
-        &mut self.tables[self.places[place] as usize].1
-    }
-
-    #[inline]
-    fn touch(&self, ids: &[Identity]) {
-        let touch = |(id, place): (&Identity, &u8)| self.tables[*place as usize].1.touch(*id);
-        // The result is not used: reading loads the cache lines.
-        std::hint::black_box(ids.iter().zip(&self.places).fold(0, |seen, key| seen ^ touch(key)));
-    }
-
-    /// See [`Locked::start_decision`].
-    #[inline]
-    fn start_decision(&mut self, inner: &Shards) -> (u64, u32) {
-        let mut now = inner.time.now();
-        for (_, table) in &mut self.tables {
-            now = table.shard_clock.advance(&inner.time, now);
-        }
-        let mut due = 0;
-        for (_, table) in &mut self.tables {
-            table.shard_clock.latest = now;
-            due += u32::from(table.shard_clock.sweep_is_due());
-        }
-        (now, due)
     }
 }
 

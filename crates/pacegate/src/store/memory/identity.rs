@@ -16,7 +16,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use foldhash::{SharedSeed, fast, quality};
 
-use super::share::{Owner, Share};
+use super::share::Owner;
 use crate::{Counter, KeyRef, Limit, policy::PolicyName};
 
 /// The identity of a key in the store. Never zero, which marks an empty cell.
@@ -176,12 +176,6 @@ impl Scope {
     pub(super) fn overflow(&self) -> Identity {
         Identity::new(self.high, self.low, self.tag)
     }
-
-    /// Returns the share whose room its keys take.
-    #[inline]
-    pub(super) fn share(&self) -> Share {
-        self.tag.share()
-    }
 }
 
 impl KeyHash {
@@ -230,6 +224,12 @@ impl Identity {
     #[inline]
     pub(super) fn spread(self, places: usize) -> usize {
         ((u128::from(self.low) * places as u128) >> 64) as usize
+    }
+
+    /// Returns 0 if this is the other identity.
+    #[inline(always)]
+    pub(super) fn differs(self, other: Self) -> u64 {
+        (self.high ^ other.high) | (self.low ^ other.low)
     }
 
     #[inline]

@@ -18,6 +18,7 @@ mod logs;
 #[cfg(all(test, pacegate_loom))]
 mod loom_tests;
 mod overflow;
+mod prefetch;
 pub(crate) mod reservations;
 mod returns;
 mod room;
@@ -44,10 +45,11 @@ use self::{
     lock::Lock,
     logs::Logs,
     overflow::Overflows,
+    prefetch::{Place, Prefetcher},
     reservations::{ChargeOrigin, DueCharges, ReservedCharge, ReturnTimes},
     room::Room,
     share::{Owner, Registry, Share},
-    table::Table,
+    table::{CacheLine, Table},
 };
 use super::{Charge, SettledCharge, SettledCharges, Store};
 use crate::{
@@ -132,6 +134,9 @@ struct Shards {
     time: Time,
     /// Shards of fixed-size states. Their number is a power of two.
     cells: Box<[Padded<Lock<Table>>]>,
+    /// Where the cells of each shard are.
+    places: Box<[Place<CacheLine>]>,
+    prefetcher: Prefetcher,
     /// Shards of logs, allocated at first use. They are locked after the cells.
     logs: OnceLock<LogShards>,
     /// The overflow budgets of keys without room. Locked last.
@@ -214,7 +219,7 @@ impl MemoryStore {
     /// in tests. `max_keys` is at least 1: 0 counts as 1.
     ///
     /// The memory for keys is allocated as they arrive. An empty store takes less than a kilobyte; its first key
-    /// allocates a table of shards, which takes 2 KiB for up to 32,000 keys and 33 KiB for a million.
+    /// allocates a table of shards, which takes 2 KiB for up to 32,000 keys and 41 KiB for a million.
     pub fn new(max_keys: usize, clock: impl Clock) -> Self {
         Self::build(max_keys, Time::Other(Arc::new(clock)))
     }
@@ -320,6 +325,13 @@ impl MemoryStore {
     #[inline(always)]
     pub(crate) fn identity(&self, scope: &Scope, key: KeyRef<'_>) -> Identity {
         self.hash(key).in_scope(scope)
+    }
+
+    /// Loads the memory for a decision of a key into the cache of the CPU, which does not wait for it. Useful before
+    /// the clock is read.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, id: Identity) {
+        self.shards().prefetch(id);
     }
 
     /// Returns the time of this store's clock, in microseconds.
@@ -567,6 +579,8 @@ impl Shards {
         Self {
             time,
             cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
+            places: (0..shards).map(|_| Place::default()).collect(),
+            prefetcher: Prefetcher::new(),
             logs: OnceLock::new(),
             overflow: Lock::new(Overflows::default()),
             overflows: CachePadded::new(AtomicU64::new(0)),
@@ -587,6 +601,14 @@ impl Shards {
         self.keys.open(tag.share());
         self.entries.open(tag.share());
         self.reserved.open(tag.share());
+    }
+
+    /// Prefetches the lock of the shard of a key, and its first cells.
+    #[inline(always)]
+    fn prefetch(&self, id: Identity) {
+        let shard = id.shard(self.cells.len());
+        self.prefetcher.prefetch(&raw const self.cells[shard]);
+        self.prefetcher.prefetch(self.places[shard].address(|lines| id.spread(lines)));
     }
 
     #[inline]
@@ -623,9 +645,11 @@ impl Shards {
 
     /// Sweeps one shard of cells. Skips it if it is locked.
     fn sweep_table(&self, turn: usize, cells: usize) {
-        if let Some(mut table) = self.cells[turn % self.cells.len()].0.try_lock() {
+        let shard = turn % self.cells.len();
+        if let Some(mut table) = self.cells[shard].0.try_lock() {
             let now = table.shard_clock.advance(&self.time, self.time.now());
             self.sweep_cells(&mut table, cells, now);
+            self.places[shard].set(table.lines());
         }
     }
 

@@ -25,7 +25,7 @@ pub(super) struct Table {
 /// Two cells in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct CacheLine([Cell; 2]);
+pub(super) struct CacheLine([Cell; 2]);
 
 /// The identity of a key, and its state.
 #[derive(Clone, Copy, Debug)]
@@ -64,9 +64,11 @@ impl Table {
         loop {
             // There is none in an empty table.
             let [first, second] = &lines.get(line)?.0;
-            // One branch for both cells: the CPU can predict that the key is in this line, but not in which cell.
-            if (first.id == id) | (second.id == id) {
-                return Some((line, usize::from(second.id == id)));
+            // One branch for both cells: the CPU can predict that the key is in this line, but not in which cell. Of
+            // two comparisons joined by `|` the compiler makes two branches.
+            let (first_differs, second_differs) = (first.id.differs(id), second.id.differs(id));
+            if first_differs.min(second_differs) == 0 {
+                return Some((line, usize::from(second_differs == 0)));
             }
             if first.state.is_empty() | second.state.is_empty() {
                 return None;
@@ -99,18 +101,6 @@ impl Table {
         let far = self.lines[line].0[cell];
         self.lines[line].0[cell] = std::mem::replace(&mut self.lines[home].0[cell], far);
         home
-    }
-
-    /// Reads the first lines of the probe of a key, to load them into the cache. Several such reads overlap, but
-    /// lookups do not.
-    #[inline]
-    pub(super) fn touch(&self, id: Identity) -> u64 {
-        if self.lines.is_empty() {
-            return 0;
-        }
-        let line = id.spread(self.lines.len());
-        let next = self.lines.get(line + 1).unwrap_or(&self.lines[0]);
-        self.lines[line].0[0].id.low() ^ next.0[0].id.low()
     }
 
     #[inline]
@@ -189,6 +179,10 @@ impl Table {
         if cells.any(|cell| !cell.state.is_empty() && is_meant(cell.id)) {
             self.rebuild(0, |cell| !is_meant(cell.id), removed);
         }
+    }
+
+    pub(super) fn lines(&self) -> &[CacheLine] {
+        &self.lines
     }
 
     pub(super) fn live(&self) -> usize {
