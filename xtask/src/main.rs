@@ -7,6 +7,7 @@ mod command;
 mod deny;
 mod dist;
 mod fuzz;
+mod miri;
 mod portable;
 mod recipes;
 mod screen;
@@ -42,6 +43,7 @@ usage: cargo xtask <task>
   deny                    check licences and sources of dependencies, and advisories where possible
   dist [TARGET]           build a release archive in target/dist [default: for this machine]
   fuzz [--seconds N]      fuzz the parsers, each for N seconds [default: 60]
+  miri                    run the tests of the unsafe code with Miri; installs it if it is missing
   portable                compile the library for other targets and with its oldest compiler
   recipes [--only NAME] [--program PATH]
                           test the clients and run docs/recipes and docs/migrate [default: builds the server]
@@ -89,6 +91,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["servers"] => servers::run(),
         ["simulate-faults", ref options @ ..] => simulate_faults::run(options),
         ["site"] => site::run(),
+        ["miri"] => miri::run(),
         ["portable"] => portable::run(),
         ["tidy"] => tidy::run(),
         _ => bail!("unknown task `{}`\n\n{USAGE}", args.join(" ")),

@@ -42,7 +42,7 @@ pub(crate) fn install_target(target: &str) -> anyhow::Result<()> {
 }
 
 /// Runs `rustup` and returns its output.
-fn rustup(words: &[&str]) -> anyhow::Result<String> {
+pub(crate) fn rustup(words: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new("rustup");
     command.args(words).current_dir(root());
     let line = show(&command)?;

@@ -15,7 +15,7 @@ const UNFINISHED: [&str; 5] = [
 ];
 
 pub(super) fn check(file: &File) -> Vec<Finding> {
-    [wide_lines, long_files, unfinished, sleeping_tests, floats]
+    [wide_lines, long_files, unfinished, sleeping_tests, floats, permitted_unsafe]
         .into_iter()
         .flat_map(|rule| rule(file))
         .collect()
@@ -68,6 +68,21 @@ fn floats(file: &File) -> Vec<Finding> {
         let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
         let float = words.find(|word| ["f32", "f64"].contains(word))?;
         Some(format!("`{float}` in code that decides; use integers, which are exact"))
+    })
+}
+
+/// The modules that may contain unsafe code: the prefetch, and exports for JavaScript.
+const UNSAFE_MODULES: [&str; 2] =
+    ["crates/pacegate/src/store/memory/prefetch.rs", "docs/playground/src/abi.rs"];
+
+/// The compiler denies unsafe code, so only an attribute can permit it.
+fn permitted_unsafe(file: &File) -> Vec<Finding> {
+    let applies = file.is_rust() && !UNSAFE_MODULES.contains(&&*file.path);
+    find(file, applies, |line| {
+        let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let is_exempt =
+            words.any(|word| word == concat!("unsafe", "_code")) && !line.contains("forbid");
+        is_exempt.then(|| "unsafe code is permitted here; no other module may have any".to_owned())
     })
 }
 
@@ -130,6 +145,14 @@ mod tests {
         let text = concat!("clock.sleep_until(x);\nthread::sleep", "(x);\n");
         assert_eq!(lines(sleeping_tests(&file("crates/a/tests/it/b.rs", text))), [2]);
         assert_eq!(sleeping_tests(&file("crates/a/src/b.rs", text)), []);
+    }
+
+    #[test]
+    fn only_some_modules_permit_unsafe_code() {
+        let text =
+            concat!("#![forbid(unsafe", "_code)]\n#[expect(unsafe", "_code, reason = \"\")]\n");
+        assert_eq!(lines(permitted_unsafe(&file("crates/a/src/b.rs", text))), [2]);
+        assert_eq!(permitted_unsafe(&file(UNSAFE_MODULES[0], text)), []);
     }
 
     #[test]
