@@ -43,7 +43,7 @@ usage: cargo xtask <task>
   deny                    check licences and sources of dependencies, and advisories where possible
   dist [TARGET]           build a release archive in target/dist [default: for this machine]
   fuzz [--seconds N]      fuzz the parsers, each for N seconds [default: 60]
-  miri                    run the tests of the unsafe code with Miri; installs it if it is missing
+  miri                    run the tests of the prefetch with Miri; installs it if it is missing
   portable                compile the library for other targets and with its oldest compiler
   recipes [--only NAME] [--program PATH]
                           test the clients and run docs/recipes and docs/migrate [default: builds the server]

@@ -1,5 +1,5 @@
 //! Many independent decisions in memory at once. Their keys are hashed first, and their memory is
-//! [prefetched](crate::MemoryStore::prefetch), so that cache misses overlap.
+//! [prefetched](MemoryStore::prefetch), so that cache misses overlap.
 
 use arrayvec::ArrayVec;
 
@@ -8,7 +8,7 @@ use super::{
     resolve::{BoundLimit, ResolvedCharge},
 };
 use crate::{
-    Charge, CheckError, CostError, Decision, Key, KeyRef,
+    Charge, CheckError, CostError, Decision, Key, KeyRef, MemoryStore,
     store::memory::{BATCH, Slot, identity::Identity},
 };
 
@@ -20,8 +20,15 @@ trait Batch {
     /// Calls `read` with the key of a charge.
     fn with_key<R>(&self, place: usize, read: impl FnOnce(KeyRef<'_>) -> R) -> R;
 
-    /// Decides one charge, and records the decision. `read` is the clock just before.
-    fn check(&self, place: usize, evaluator: &Evaluator, id: Identity, read: u64) -> Decision;
+    /// Decides the charge at an index, whose key was hashed, and records the decision. `memory` is that of the
+    /// evaluator, and `read_at` its clock before.
+    fn check(
+        &self,
+        charge: (usize, Identity),
+        evaluator: &Evaluator,
+        memory: &MemoryStore,
+        read_at: u64,
+    ) -> Decision;
 
     /// Returns a charge whose key was hashed.
     #[inline]
@@ -48,7 +55,6 @@ struct ChargeBatch<'a> {
 impl Evaluator {
     /// Charges one unit to each key, and adds the decisions to `decisions`.
     pub(super) fn check_many<K: Key>(&self, keys: &[K], decisions: &mut Vec<Decision>) {
-        // Here, so that memory is not allocated while shards are locked.
         decisions.reserve(keys.len());
         let Some(limit) = self.single() else {
             return decisions.extend(keys.iter().map(|key| key.with(|key| self.check_unit(key))));
@@ -109,7 +115,7 @@ impl Evaluator {
     #[inline]
     fn check_batch(&self, batch: &impl Batch, count: usize, mut push: impl FnMut(Decision)) {
         let memory = self.current_memory();
-        let read = memory.read_clock();
+        let read_at = memory.read_clock();
         let identity = |place| {
             let (limit, ..) = batch.charge(place);
             let id = batch.with_key(place, |key| memory.identity(&limit.scope, key));
@@ -119,11 +125,17 @@ impl Evaluator {
         let ids: ArrayVec<Identity, BATCH> = (0..count).map(identity).collect();
         let mut place = 0;
         while let Some(&id) = ids.get(place) {
-            let run = memory.run(&ids[place..]);
+            let run = memory.run_length(&ids[place..]);
             if run == 1 {
-                push(batch.check(place, self, id, read));
+                push(batch.check((place, id), self, memory, read_at));
             } else {
-                self.check_run(batch, (place, &ids[place..place + run]), read, &mut push);
+                self.check_run(
+                    batch,
+                    (place, &ids[place..place + run]),
+                    memory,
+                    read_at,
+                    &mut push,
+                );
             }
             place += run;
         }
@@ -134,12 +146,13 @@ impl Evaluator {
         &self,
         batch: &impl Batch,
         (first, ids): (usize, &[Identity]),
-        read: u64,
+        memory: &MemoryStore,
+        read_at: u64,
         mut push: impl FnMut(Decision),
     ) {
         let slots = ids.iter().enumerate().map(|(index, &id)| batch.slot(first + index, id));
         let tally = self.meter.tally();
-        self.current_memory().charge_run(slots, read, |index, outcome, now| {
+        memory.charge_run(slots, read_at, |index, outcome, now| {
             let (limit, cost, _) = batch.charge(first + index);
             batch.with_key(first + index, |key| {
                 push(self.record_single(tally, limit, (key, cost), outcome, now));
@@ -160,9 +173,14 @@ impl<K: Key> Batch for KeyBatch<'_, K> {
     }
 
     #[inline]
-    fn check(&self, place: usize, evaluator: &Evaluator, id: Identity, read: u64) -> Decision {
-        let memory = evaluator.current_memory();
-        self.with_key(place, |key| evaluator.check_cell(memory, self.limit, (key, id), read))
+    fn check(
+        &self,
+        (place, id): (usize, Identity),
+        evaluator: &Evaluator,
+        memory: &MemoryStore,
+        read_at: u64,
+    ) -> Decision {
+        self.with_key(place, |key| evaluator.check_cell(memory, self.limit, (key, id), read_at))
     }
 }
 
@@ -194,10 +212,16 @@ impl Batch for ChargeBatch<'_> {
     }
 
     #[inline]
-    fn check(&self, place: usize, evaluator: &Evaluator, id: Identity, read: u64) -> Decision {
+    fn check(
+        &self,
+        (place, id): (usize, Identity),
+        evaluator: &Evaluator,
+        memory: &MemoryStore,
+        read_at: u64,
+    ) -> Decision {
         let (limit, cost, _) = self.charge(place);
-        let (memory, charge) = (evaluator.current_memory(), (cost, limit.excess));
-        let (outcome, now) = match memory.charge_often(id, &limit.limit, charge, read, false) {
+        let charge = (cost, limit.excess);
+        let (outcome, now) = match memory.charge_often(id, &limit.limit, charge, read_at, false) {
             Ok(charged) => charged,
             Err(locked) => locked.charge(&self.slot(place, id)),
         };

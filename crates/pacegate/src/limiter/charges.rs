@@ -275,7 +275,7 @@ impl Charges<'_, Limiter> {
 
     /// Decides each charge separately, and adds the decisions to `decisions`.
     ///
-    /// Faster than one call for each: the keys are looked up together, so that cache misses overlap.
+    /// Faster than one call for each: the keys are loaded together, so that cache misses overlap.
     pub fn check_each(
         self,
         charges: &[Charge<'_>],

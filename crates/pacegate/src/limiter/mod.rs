@@ -256,7 +256,7 @@ impl Limiter {
 
     /// Charges one unit to each key, one after the other, as [`Limiter::check`] does.
     ///
-    /// Faster than single checks for many keys: they are looked up in batches, so that cache misses overlap, and the
+    /// Faster than single checks for many keys: they are loaded together, so that cache misses overlap, and the
     /// clock is read less often. The decisions are independent and in the order of the keys: a denial of one key
     /// does not affect the others.
     ///

@@ -531,7 +531,7 @@ impl CompiledPolicies {
 
     /// Returns the policies that cover a request, in their order.
     fn find(&self, view: &View<'_, '_>) -> Candidates {
-        // Returned in all cases, so that it is built in place.
+        // Every path returns this variable, so the compiler builds it in the memory of the caller.
         let mut found = Candidates::new();
         let index = match view.domain() {
             "" => Some(&self.default_domain),

@@ -167,16 +167,20 @@ fn check_all_charges_different_keys_and_limits() {
 #[test]
 fn many_keys_at_once_decide_as_one_by_one() {
     let texts = ["3/minute", "3/minute sliding-window", "3/minute sliding-log", "2/minute burst 3"];
-    // Few keys are decided in turn, and many are loaded together.
-    for (text, others) in texts.iter().flat_map(|text| [(text, 0), (text, 40_000)]) {
-        let (one_by_one, _) = limiter(text);
-        let (at_once, _) = limiter(text);
-        let _ = at_once.check_many(&(0..others).collect::<Vec<u32>>());
-        let keys: Vec<String> = (0..500).map(|n| format!("key-{}", n * n % 90)).collect();
-        let expected: Vec<_> = keys.iter().map(|key| one_by_one.check(key)).collect();
-        let mut decisions = at_once.check_many(&keys[..100]);
-        at_once.check_many_into(&keys[100..], &mut decisions);
-        assert_eq!(decisions, expected, "{text}, {others} other keys");
+    for text in texts {
+        for is_sorted in [false, true] {
+            let (one_by_one, _) = limiter(text);
+            let (at_once, _) = limiter(text);
+            let mut keys: Vec<String> = (0..500).map(|n| format!("key-{}", n * n % 90)).collect();
+            if is_sorted {
+                // Equal keys follow each other, and share a lock.
+                keys.sort();
+            }
+            let expected: Vec<_> = keys.iter().map(|key| one_by_one.check(key)).collect();
+            let mut decisions = at_once.check_many(&keys[..100]);
+            at_once.check_many_into(&keys[100..], &mut decisions);
+            assert_eq!(decisions, expected, "{text}, sorted: {is_sorted}");
+        }
     }
 }
 

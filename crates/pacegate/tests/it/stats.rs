@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use pacegate::{Limit, Limiter, ManualClock, Policy, PolicySet, SharedLimiter, policy::Unsettled};
+use pacegate::{
+    Charge, KeyRef, Limit, Limiter, ManualClock, Policy, PolicySet, SharedLimiter,
+    policy::Unsettled,
+};
 
 use crate::limiter;
 
@@ -51,6 +54,33 @@ fn batches_are_counted_as_one_by_one() {
     let stats = limiter.stats();
     assert_eq!((stats.policies[0].allowed, stats.policies[0].denied), (3, 37));
     assert_eq!((stats.busiest[0].count, stats.most_denied[0].count), (40, 37));
+}
+
+#[test]
+fn keys_and_costs_of_a_batch_are_counted() {
+    let policy = Policy::new("p", ["10/hour"]).per(["user"]);
+    let limiter = Limiter::builder().policies(PolicySet::new([policy]).unwrap()).build().unwrap();
+    let limit = "10/hour".parse().unwrap();
+    let charge = |key: &'static [u8], cost| {
+        Charge::new("p".parse().unwrap(), KeyRef::new(key), limit).cost(cost)
+    };
+    // Equal keys that follow each other are decided under one lock.
+    let charges = [
+        charge(b"a", 3),
+        charge(b"c", 0),
+        charge(b"b", 2),
+        charge(b"d", 1),
+        charge(b"d", 4),
+        charge(b"d", 9),
+    ];
+    limiter.charges().check_each(&charges, &mut Vec::new());
+    let stats = limiter.stats();
+    let own = stats.policies[0];
+    assert_eq!((own.allowed, own.allowed_units), (4, 10));
+    assert_eq!((own.denied, own.denied_units), (1, 9));
+    let keys = stats.busiest.iter().map(|own| (own.key.as_str(), own.count));
+    assert_eq!(keys.collect::<Vec<_>>(), [("d", 3), ("a", 1), ("b", 1)]);
+    assert_eq!(stats.most_denied[0].key, "d");
 }
 
 /// Under heavy traffic, most decisions are only counted in the store.

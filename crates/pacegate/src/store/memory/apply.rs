@@ -95,7 +95,7 @@ impl Shards {
         }
         let mut freed = self.keys.returns();
         table.insert(slot.id, state, now, |id| freed.add(id.share(), 1));
-        self.places[slot.id.shard(self.cells.len())].set(table.lines());
+        self.addresses[slot.id.shard(self.cells.len())].set(table.lines());
         (outcome, Undo::Own(None))
     }
 

@@ -137,7 +137,7 @@ struct Locked<'a> {
     overflow: Option<Guard<'a, Overflows>>,
 }
 
-/// The maximum number of keys decided together: enough for their memory loads to overlap, few enough to unlock soon.
+/// The maximum number of keys prefetched together: enough for their memory loads to overlap, few enough to stay cached.
 pub(crate) const BATCH: usize = 16;
 
 /// The maximum number of slots of [`MemoryStore::charge_few`].
@@ -201,7 +201,7 @@ impl MemoryStore {
 
     /// Returns how many of the first keys are in one shard; at least 1 if there are any.
     #[inline]
-    pub(crate) fn run(&self, ids: &[Identity]) -> usize {
+    pub(crate) fn run_length(&self, ids: &[Identity]) -> usize {
         let shards = self.shards().cells.len();
         let shard = |id: &Identity| id.shard(shards);
         let is_other = |id| Some(shard(id)) != ids.first().map(shard);
@@ -219,20 +219,21 @@ impl MemoryStore {
     }
 
     /// Decides charges to fixed-size states independently, in their order, under the lock of the shard that all of them
-    /// are in. There are at most [`BATCH`]. `each` is called with the index of a charge, its outcome and the instant of
-    /// the decision, after the lock was released: other threads wait for less time.
+    /// are in. There are at most [`BATCH`]. `read_at` is the [clock](Self::read_clock) before. `each` is called with
+    /// the index of a charge, its outcome and the instant of the decision, after the lock was released: other threads
+    /// wait for less time.
     #[inline]
     pub(crate) fn charge_run<'a>(
         &self,
         slots: impl Iterator<Item = Slot<'a>>,
-        read: u64,
+        read_at: u64,
         mut each: impl FnMut(usize, Outcome, u64),
     ) {
         let inner = self.shards();
         let mut slots = slots.peekable();
         let Some(id) = slots.peek().map(|slot| slot.id) else { return };
         let mut table = inner.cells_of(id).lock();
-        let now = table.shard_clock.advance(&inner.time, read);
+        let now = table.shard_clock.advance(&inner.time, read_at);
         let mut outcomes = ArrayVec::<Outcome, BATCH>::new();
         for slot in slots {
             // Two pushes, because an outcome of either case would be copied.
@@ -282,7 +283,7 @@ impl MemoryStore {
     #[inline(always)]
     pub(crate) fn charge_known<'a>(
         &self,
-        slots: impl Iterator<Item = Slot<'a>> + Clone,
+        slots: impl Iterator<Item = Slot<'a>>,
         mut each: impl FnMut(Outcome),
     ) -> Option<u64> {
         let inner = self.shards();

@@ -226,15 +226,20 @@ impl Identity {
         ((u128::from(self.low) * places as u128) >> 64) as usize
     }
 
-    /// Returns 0 if this is the other identity.
+    /// Returns the bits in which two identities differ, in either half. 0 if they are equal.
     #[inline(always)]
-    pub(super) fn differs(self, other: Self) -> u64 {
+    pub(super) fn difference(self, other: Self) -> u64 {
         (self.high ^ other.high) | (self.low ^ other.low)
     }
 
     #[inline]
     pub(super) fn low(self) -> u64 {
         self.low
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_halves(halves: &[(u64, u64)]) -> Vec<Self> {
+        halves.iter().map(|&(high, low)| Self { high, low }).collect()
     }
 
     #[cfg(test)]

@@ -45,7 +45,7 @@ use self::{
     lock::Lock,
     logs::Logs,
     overflow::Overflows,
-    prefetch::{Place, Prefetcher},
+    prefetch::{ListAddress, Prefetcher},
     reservations::{ChargeOrigin, DueCharges, ReservedCharge, ReturnTimes},
     room::Room,
     share::{Owner, Registry, Share},
@@ -134,8 +134,8 @@ struct Shards {
     time: Time,
     /// Shards of fixed-size states. Their number is a power of two.
     cells: Box<[Padded<Lock<Table>>]>,
-    /// Where the cells of each shard are.
-    places: Box<[Place<CacheLine>]>,
+    /// The cells of each shard.
+    addresses: Box<[ListAddress<CacheLine>]>,
     prefetcher: Prefetcher,
     /// Shards of logs, allocated at first use. They are locked after the cells.
     logs: OnceLock<LogShards>,
@@ -579,7 +579,7 @@ impl Shards {
         Self {
             time,
             cells: (0..shards).map(|_| Padded(Lock::new(Table::default()))).collect(),
-            places: (0..shards).map(|_| Place::default()).collect(),
+            addresses: (0..shards).map(|_| ListAddress::default()).collect(),
             prefetcher: Prefetcher::new(),
             logs: OnceLock::new(),
             overflow: Lock::new(Overflows::default()),
@@ -606,9 +606,12 @@ impl Shards {
     /// Prefetches the lock of the shard of a key, and its first cells.
     #[inline(always)]
     fn prefetch(&self, id: Identity) {
-        let shard = id.shard(self.cells.len());
-        self.prefetcher.prefetch(&raw const self.cells[shard]);
-        self.prefetcher.prefetch(self.places[shard].address(|lines| id.spread(lines)));
+        // Elsewhere a prefetch does nothing, and the loads of addresses would remain.
+        if cfg!(target_arch = "x86_64") {
+            let shard = id.shard(self.cells.len());
+            self.prefetcher.prefetch(&raw const self.cells[shard]);
+            self.prefetcher.prefetch(self.addresses[shard].of(|lines| id.spread(lines)));
+        }
     }
 
     #[inline]
@@ -649,7 +652,7 @@ impl Shards {
         if let Some(mut table) = self.cells[shard].0.try_lock() {
             let now = table.shard_clock.advance(&self.time, self.time.now());
             self.sweep_cells(&mut table, cells, now);
-            self.places[shard].set(table.lines());
+            self.addresses[shard].set(table.lines());
         }
     }
 
@@ -745,6 +748,57 @@ mod tests {
     use super::*;
     use crate::{Limiter, ManualClock};
 
+    /// Every call finds the cells of a shard where they are, also after tables were rebuilt.
+    #[test]
+    fn the_addresses_of_all_cells_are_up_to_date() {
+        let clock = ManualClock::new();
+        let limiter = Limiter::builder().limit("1/second").max_keys(4_000).clock(clock.clone());
+        let limiter = limiter.build().unwrap();
+        let check = || {
+            let shards = limiter.store().shards();
+            for (shard, address) in shards.cells.iter().zip(&shards.addresses) {
+                let table = shard.0.lock();
+                let end = address.of(|length| length);
+                assert!(table.lines().is_empty() || end == table.lines().as_ptr_range().end);
+                address.of(|length| {
+                    assert_eq!(length, table.lines().len());
+                    0
+                });
+            }
+        };
+        let _ = limiter.check_many(&(0..2_000).collect::<Vec<u32>>());
+        check();
+        clock.advance(Duration::from_secs(10));
+        limiter.store().reclaim();
+        check();
+        let _ = limiter.check("key");
+        limiter.store().clear(&[PolicyName::DEFAULT]);
+        check();
+    }
+
+    /// A batch reads the clock before other threads decide.
+    #[test]
+    fn the_keys_of_a_batch_are_not_decided_before_earlier_decisions() {
+        let clock = ManualClock::new();
+        let store = MemoryStore::new(100, clock.clone());
+        let limit = Limit::per_minute(5);
+        let scope = store.scope(PolicyName::DEFAULT, Counter::Policy, &limit);
+        let slot = |key: &'static str| Slot {
+            scope: &scope,
+            id: store.identity(&scope, KeyRef::new(key.as_bytes())),
+            limit: &limit,
+            cost: 1,
+            permit: 0,
+            enforced: true,
+            excess: crate::Excess::Reject,
+        };
+        let read_at = store.read_clock();
+        clock.advance(Duration::from_millis(100));
+        let (_, later) = store.charge_cell(&slot("key"));
+        assert_ne!(later, read_at);
+        store.charge_run([slot("key"); 2].into_iter(), read_at, |_, _, now| assert_eq!(now, later));
+    }
+
     /// After a flood, new keys no longer lock the overflow budgets.
     #[test]
     fn shared_budgets_are_forgotten_by_use_alone() {
@@ -757,7 +811,7 @@ mod tests {
             assert_ne!(overflows(), 0, "{text}");
             clock.advance(Duration::from_secs(10));
             for _ in 0..2 * SWEEP_EVERY {
-                let _ = limiter.check("first");
+                let _ = limiter.check_many(&["first"; 2]);
             }
             assert_eq!(overflows(), 0, "{text}");
         }

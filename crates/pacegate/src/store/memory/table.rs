@@ -66,9 +66,9 @@ impl Table {
             let [first, second] = &lines.get(line)?.0;
             // One branch for both cells: the CPU can predict that the key is in this line, but not in which cell. Of
             // two comparisons joined by `|` the compiler makes two branches.
-            let (first_differs, second_differs) = (first.id.differs(id), second.id.differs(id));
-            if first_differs.min(second_differs) == 0 {
-                return Some((line, usize::from(second_differs == 0)));
+            let [first_bits, second_bits] = [first, second].map(|cell| cell.id.difference(id));
+            if first_bits.min(second_bits) == 0 {
+                return Some((line, usize::from(second_bits == 0)));
             }
             if first.state.is_empty() | second.state.is_empty() {
                 return None;
@@ -311,6 +311,18 @@ mod tests {
             (size_of::<Cell>(), size_of::<CacheLine>(), align_of::<CacheLine>()),
             (32, 64, 64)
         );
+    }
+
+    /// Two keys of one line that share a half with the key between them.
+    #[test]
+    fn a_key_is_found_by_both_halves_of_its_identity() {
+        let ids = Identity::of_halves(&[(1 << 20, 1), (2 << 20, 1), (1 << 20, 2)]);
+        let mut table = Table::default();
+        table.insert(ids[1], state(0, 1 << 40, 1), 0, |_| {});
+        table.insert(ids[2], state(0, 1 << 40, 2), 0, |_| {});
+        assert_eq!(table.find(ids[0]), None);
+        let found = [ids[1], ids[2]].map(|id| table.find(id).map(|place| table.state(place)));
+        assert_eq!(found, [Some(state(0, 1 << 40, 1)), Some(state(0, 1 << 40, 2))]);
     }
 
     /// A decision then loads one line for the lock, the clock, the counts and the address of the cells.

@@ -73,13 +73,14 @@ impl MemoryStore {
         inner.overflows.store(overflow.in_use(), Ordering::Relaxed);
         drop(overflow);
         let mut cleared = 0;
-        for shard in &inner.cells {
+        for (shard, address) in inner.cells.iter().zip(&inner.addresses) {
             let mut table = shard.0.lock();
             let mut freed = inner.keys.returns();
             table.clear(is_meant, |id| {
                 cleared += 1;
                 freed.add(id.share(), 1);
             });
+            address.set(table.lines());
         }
         for shard in inner.logs.get().into_iter().flatten() {
             let mut logs = shard.0.lock();
