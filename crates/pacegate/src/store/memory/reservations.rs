@@ -48,7 +48,7 @@ pub(super) struct Reservations {
 pub(super) struct ReturnTimes {
     /// Also has some that were settled before.
     expiries: Expiries,
-    /// The number of them at which those that were settled are removed.
+    /// The length at which entries of settled reservations are removed.
     max: usize,
 }
 
@@ -537,7 +537,7 @@ impl Reservations {
 }
 
 impl ReturnTimes {
-    /// Adds the end of a reservation. Sometimes removes those that are not open any more.
+    /// Adds the end of a reservation. Sometimes removes the ends of settled reservations.
     fn add(&mut self, expires: u64, id: u128, is_open: impl Fn(u128) -> bool) {
         if self.expiries.len() >= self.max {
             self.expiries.retain(|Reverse((_, id))| is_open(*id));
@@ -546,7 +546,7 @@ impl ReturnTimes {
         self.expiries.push(Reverse((expires, id)));
     }
 
-    /// Removes those that have expired, the first one first.
+    /// Removes the ends that are over, and returns their reservations in order.
     fn take_due(&mut self, now: u64) -> Vec<u128> {
         let mut due = Vec::new();
         while let Some(&Reverse((expires, id))) = self.expiries.peek()
