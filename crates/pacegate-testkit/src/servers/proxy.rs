@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::net;
+
 use super::{
     port::Port,
     wait::{now, wait_until},
@@ -129,6 +131,9 @@ impl Shared {
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         for client in listener.incoming() {
             if !self.open.load(SeqCst) {
+                // A process that another thread is starting has a copy of the listener until it runs its program.
+                // Closing this one alone would let clients connect meanwhile.
+                let _ = net::shutdown(listener, net::Shutdown::Both);
                 return;
             }
             // If the server is down, the client sees a connection that is closed immediately.
