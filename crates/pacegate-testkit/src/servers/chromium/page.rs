@@ -35,6 +35,8 @@ struct Seen {
 }
 
 const SERVER_TIMEOUT: Duration = Duration::from_secs(20);
+/// The maximum number of clicks until one hits its element.
+const MAX_CLICKS: usize = 5;
 
 impl Page {
     pub(super) fn new(browser: Arc<Chromium>) -> Self {
@@ -89,20 +91,30 @@ impl Page {
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// Clicks into the middle of the first element that a selector matches.
+    /// Clicks into the middle of the first element that a selector matches. Clicks again if the page moves the element
+    /// at that moment, so that the click hits another one.
     pub fn click(&self, selector: &str) {
-        let place = self.evaluate(&format!(
-            "(() => {{ const it = document.querySelector({}); \
-             it.scrollIntoView({{ block: 'center', behavior: 'instant' }}); \
-             const box = it.getBoundingClientRect(); \
-             return [box.x + box.width / 2, box.y + box.height / 2]; }})()",
-            quoted(selector)
-        ));
-        for kind in ["mousePressed", "mouseReleased"] {
-            let event = json!({
-                "type": kind, "x": place[0], "y": place[1], "button": "left", "clickCount": 1,
-            });
-            self.ask("Input.dispatchMouseEvent", &event);
+        for _ in 0..MAX_CLICKS {
+            let place = self.evaluate(&format!(
+                "(() => {{ const it = document.querySelector({}); \
+                 it.scrollIntoView({{ block: 'center', behavior: 'instant' }}); \
+                 window.isHit = false; \
+                 it.addEventListener('click', () => {{ window.isHit = true; }}, \
+                 {{ capture: true, once: true }}); \
+                 const box = it.getBoundingClientRect(); \
+                 return [box.x + box.width / 2, box.y + box.height / 2]; }})()",
+                quoted(selector)
+            ));
+            for kind in ["mousePressed", "mouseReleased"] {
+                let event = json!({
+                    "type": kind, "x": place[0], "y": place[1], "button": "left", "clickCount": 1,
+                });
+                self.ask("Input.dispatchMouseEvent", &event);
+            }
+            // It is undefined in another page, to which the click has led.
+            if self.evaluate("window.isHit") != false {
+                return;
+            }
         }
     }
 
