@@ -546,7 +546,7 @@ impl ReturnTimes {
         self.expiries.push(Reverse((expires, id)));
     }
 
-    /// Removes the ends that are over, and returns their reservations in order.
+    /// Removes the ends that are over. Returns the ids of their reservations, the first to end first.
     fn take_due(&mut self, now: u64) -> Vec<u128> {
         let mut due = Vec::new();
         while let Some(&Reverse((expires, id))) = self.expiries.peek()
